@@ -1,0 +1,171 @@
+// Package vm is the floor between the host library and the things that can run
+// a guest: one small interface, which every driver implements and which the
+// conformance suite in vm/vmtest holds them to.
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"regexp"
+	"time"
+)
+
+// Limits that Validate enforces on a Config.
+const (
+	// MinMemoryMiB is the least memory a machine may have: below it an
+	// interpreter does not start.
+	MinMemoryMiB = 32
+	// MaxMemoryMiB bounds the memory of one machine (1 TiB).
+	MaxMemoryMiB = 1 << 20
+	// MaxVCPUs bounds the number of virtual CPUs of one machine.
+	MaxVCPUs = 256
+)
+
+// Errors a driver reports; they are to be found with errors.Is.
+var (
+	// ErrGone means that the machine has ended: killed, crashed or destroyed.
+	ErrGone = errors.New("machine is gone")
+	// ErrUnsupported means that this driver, or this host, cannot do what was asked.
+	ErrUnsupported = errors.New("not supported")
+	// ErrExists means that a machine with this ID already exists.
+	ErrExists = errors.New("machine already exists")
+	// ErrInvalidConfig means that a Config was refused before anything was made.
+	ErrInvalidConfig = errors.New("invalid machine configuration")
+)
+
+// Config describes one machine.
+type Config struct {
+	// ID names the machine: 8 to 64 characters of [a-z0-9-], not beginning with
+	// a dash. IDs must be of a fixed length and random, and are never used again:
+	// runsc matches IDs by prefix.
+	ID string
+	// Image is the absolute path of the root file system, an uncompressed EROFS
+	// image. It is opened read-only and shared by every machine that uses it.
+	Image string
+	// Hostname is the guest's host name; empty means the ID.
+	Hostname string
+	// MemoryMiB is the guest's memory in MiB, its writable layer included where
+	// that lives in memory. The driver adds its own overhead to the host's limit.
+	MemoryMiB int
+	// VCPUs is the number of virtual CPUs the guest sees and may use.
+	VCPUs int
+	// Detached lets the machine outlive the process that created it. Without it
+	// the machine ends when its owner does, however that dies.
+	Detached bool
+	// Log receives the driver's events; nil means none.
+	Log *slog.Logger
+}
+
+var idPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{7,63}$`)
+
+// ValidID reports whether id may name a machine. IDs become file names and
+// cgroup names, so this is checked before anything is made of them.
+func ValidID(id string) bool { return idPattern.MatchString(id) }
+
+// Validate reports the first thing wrong with c, as an error that wraps
+// ErrInvalidConfig.
+func (c *Config) Validate() error {
+	switch {
+	case !ValidID(c.ID):
+		return fmt.Errorf("%w: id %.80q is not 8 to 64 characters of a-z, 0-9 and dash", ErrInvalidConfig, c.ID)
+	case c.Image == "" || c.Image[0] != '/':
+		return fmt.Errorf("%w: image %.200q is not an absolute path", ErrInvalidConfig, c.Image)
+	case c.MemoryMiB < MinMemoryMiB || c.MemoryMiB > MaxMemoryMiB:
+		return fmt.Errorf("%w: memory of %d MiB is outside %d..%d", ErrInvalidConfig, c.MemoryMiB, MinMemoryMiB, MaxMemoryMiB)
+	case c.VCPUs < 1 || c.VCPUs > MaxVCPUs:
+		return fmt.Errorf("%w: %d vCPUs are outside 1..%d", ErrInvalidConfig, c.VCPUs, MaxVCPUs)
+	case c.Hostname != "" && !hostnamePattern.MatchString(c.Hostname):
+		return fmt.Errorf("%w: host name %.80q is not a DNS label", ErrInvalidConfig, c.Hostname)
+	}
+	return nil
+}
+
+var hostnamePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// Features says what a driver can do on this host. A caller asks before it
+// relies on one; a method whose feature is absent returns ErrUnsupported.
+type Features struct {
+	// Isolation names the boundary: "microvm" or "gvisor".
+	Isolation string `json:"isolation"`
+	// MemoryLimit and CPULimit say whether the host enforces Config.MemoryMiB
+	// and Config.VCPUs (a rootless gVisor without a delegated cgroup cannot).
+	MemoryLimit bool `json:"memory_limit"`
+	CPULimit    bool `json:"cpu_limit"`
+	// Snapshot says whether machines can be paused, saved and restored.
+	Snapshot bool `json:"snapshot"`
+	// Detached says whether machines can outlive their creator.
+	Detached bool `json:"detached"`
+}
+
+// A Driver creates machines of one kind. Its methods are safe for concurrent use.
+type Driver interface {
+	// Name is the driver's name as users write it: "gvisor", "qemu", "firecracker".
+	Name() string
+
+	// Features says what this driver can do on this host. It MUST NOT block and
+	// MUST NOT start anything.
+	Features() Features
+
+	// Create makes and starts a machine and returns once its channel can be
+	// dialled; it does not wait for the guest's agent, whose readiness is an
+	// answered ping. It MUST validate c first and MUST record on disk that it is
+	// about to make something before it makes it. ctx bounds this call alone: a
+	// machine MUST live on after ctx ends. When Create fails or ctx ends first,
+	// it MUST have removed everything it made, processes included, before it
+	// returns. A second machine of the same ID MUST be refused with ErrExists.
+	Create(ctx context.Context, c Config) (Machine, error)
+
+	// Sweep finds what processes that no longer live have left behind (machines
+	// that are not Detached, and half-made or half-destroyed ones) and, if remove
+	// is set, removes it. It MUST NOT touch anything that belongs to a living
+	// process, and MUST go on after an error, which the leftover then carries.
+	Sweep(ctx context.Context, remove bool) ([]Leftover, error)
+}
+
+// A Leftover is something a dead owner left behind.
+type Leftover struct {
+	// Kind is "process", "directory", "cgroup" or "mount".
+	Kind string `json:"kind"`
+	// Machine is the ID of the machine it belonged to, if known.
+	Machine string `json:"machine,omitempty"`
+	// What names it: a pid, a path.
+	What string `json:"what"`
+	// Removed says whether it is gone now.
+	Removed bool `json:"removed"`
+	// Error says why it could not be removed.
+	Error string `json:"error,omitempty"`
+}
+
+// A Machine is one running guest. Its methods are safe for concurrent use.
+type Machine interface {
+	// ID is the machine's ID as given to Create.
+	ID() string
+
+	// Dial opens a stream to a port of the guest's agent (wire.PortRPC,
+	// wire.PortExec). ctx bounds the handshake alone. A stream is a net.Conn with
+	// working deadlines; closing it is seen by the agent as a disconnect. Dial
+	// MUST fail at once with an error wrapping ErrGone once the machine has ended,
+	// and MUST fail with ctx's error when ctx ends first. A success does not mean
+	// that the agent answers: only an answered ping does.
+	Dial(ctx context.Context, port uint32) (net.Conn, error)
+
+	// Done is closed once the machine has ended for whatever reason: its last
+	// process is gone. It MUST be closed within a second of a kill -9 of the
+	// machine's main process.
+	Done() <-chan struct{}
+
+	// Err says why the machine ended, once Done is closed: nil after Destroy,
+	// else an error wrapping ErrGone. Before that it is nil.
+	Err() error
+
+	// Destroy ends the machine, gracefully if grace is positive and it obeys in
+	// that time, else by force, and removes every trace: processes, directories,
+	// cgroups, mounts. Streams still open are reset. It MUST be idempotent, safe
+	// for concurrent use, and MUST return only when nothing is left; a caller
+	// whose ctx ended may call it again. It MUST work whatever state the guest
+	// is in.
+	Destroy(ctx context.Context, grace time.Duration) error
+}
