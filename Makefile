@@ -1,0 +1,56 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+# demo, test and image have steps in an order; go itself uses all processors.
+.NOTPARALLEL:
+
+GO ?= go
+export GO
+
+.PHONY: help
+help: ## show this list
+	@echo 'Bouvet runs code that nobody trusts in a sandbox of its own. Begin with: make demo'
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/bouvet and bin/bouvet-agent
+	@scripts/build.sh
+
+.PHONY: demo
+demo: build image ## install what is missing, build, make the default image, run code in sandboxes
+	@scripts/demo.sh
+
+.PHONY: test
+test: tools build image ## install what is missing, build, make the default image, run all tests
+	@scripts/test.sh
+
+.PHONY: tools
+tools:
+	@scripts/need.sh git cc fsck.erofs
+
+.PHONY: lint
+lint: ## check the code, its imports, its scripts and its dependencies
+	@scripts/lint.sh
+
+.PHONY: fmt
+fmt: ## format the code
+	@$(GO) tool -modfile=tools/go.mod golangci-lint fmt ./...
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZTIME (20s)
+	@scripts/fuzz.sh
+
+.PHONY: bench
+bench: build image ## compare with bare runsc and plain pipes; both numbers are printed
+	@$(GO) test -run '^$$' -bench . -timeout 30m ./test/bench/...
+
+.PHONY: image
+image: build ## make the default image (Debian, Python, Node.js, bash), if it is not there yet
+	@scripts/image.sh
+
+.PHONY: clean
+clean: $(if $(filter 1,$(CLEAN_STATE)),build) ## remove what was built; with CLEAN_STATE=1 also leftovers of sandboxes and the default image
+	@if [ "$${CLEAN_STATE:-}" = 1 ]; then bin/bouvet doctor --fix; bin/bouvet image rm default; fi
+	@rm -rf bin internal/guest/bin/bouvet-agent
