@@ -23,7 +23,9 @@ show() {
   local title=$1 want=$2 input=$3 start end output status=0
   shift 3
   shown=$((shown + 1))
-  printf '\n%d. %s\n   $%s%s\n' "$shown" "$title" "${input:+ printf '$input' |}" "$(typed "$@")"
+  printf '\n%d. %s\n   $' "$shown" "$title"
+  if [ -n "$input" ]; then printf " printf '%s' |" "$input"; fi
+  printf '%s\n' "$(typed "$@")"
   start=$(now_us)
   output=$(printf '%b' "$input" | "$@" 2>&1) || status=$?
   end=$(now_us)

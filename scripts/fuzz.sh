@@ -12,6 +12,6 @@ while IFS=: read -r file line; do
   name=${name%%(*}
   targets=$((targets + 1))
   printf '== %s %s\n' "$(dirname "$file")" "$name"
-  "$go" test -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime" -timeout 30m "$(dirname "$file")"
+  "$go" test -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime" -timeout 30m "$(dirname "$file")" </dev/null
 done < <(grep -rE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*\(' ./*/ ./*_test.go 2>/dev/null | sort)
 echo "fuzz: $targets targets ran for $fuzztime each without a failure"
