@@ -1,0 +1,205 @@
+package wire
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"strings"
+)
+
+// Types of frames of the exec protocol. Those marked as extensions are sent to a
+// host only when its request asked for them; a host may send any of the input
+// types, because an agent that does not know one ignores it.
+const (
+	FrameTypeStdin  = "stdin"
+	FrameTypeResize = "resize"
+	FrameTypeEOF    = "eof"
+	FrameTypeSignal = "signal" // extension
+
+	FrameTypeStdout  = "stdout"
+	FrameTypeStderr  = "stderr"
+	FrameTypeExit    = "exit"
+	FrameTypeStarted = "started" // extension, asked for by ExecRequest.Started
+)
+
+// FramingBinary is the value of ExecRequest.Framing that turns both directions
+// into binary frames after the request line.
+const FramingBinary = "binary"
+
+// Data is a frame's bytes: base64 in JSON. A string that is not base64 stands
+// for its own bytes (checklist J7, L19).
+type Data []byte
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *Data) UnmarshalJSON(b []byte) error {
+	var s *string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return errors.New("data is not a string")
+	}
+	if s == nil {
+		*d = nil
+		return nil
+	}
+	if raw, err := base64.StdEncoding.DecodeString(*s); err == nil {
+		*d = raw
+		return nil
+	}
+	*d = []byte(*s)
+	return nil
+}
+
+// ExecRequest is the first line of a connection to the exec port. Command,
+// Dir, Env, EntropySeed and TTY are the seed's; the rest are extensions.
+type ExecRequest struct {
+	// Command is the program and its arguments; no shell is involved.
+	Command []string `json:"command"`
+	Dir     string   `json:"dir,omitempty"`
+	// Env holds KEY=value pairs, added to the agent's own environment.
+	Env []string `json:"env,omitempty"`
+	// EntropySeed is credited to the guest kernel's random pool.
+	EntropySeed []byte `json:"entropy_seed,omitempty"`
+	// TTY gives the command a terminal; its output arrives as stdout.
+	TTY bool `json:"tty,omitempty"`
+
+	// User runs the command as that user: a name or a number, or "uid:gid".
+	User string `json:"user,omitempty"`
+	// TimeoutMS ends the command's processes after that many milliseconds.
+	TimeoutMS uint64 `json:"timeout_ms,omitempty"`
+	// NoStdin gives the command an empty standard input at once.
+	NoStdin bool `json:"no_stdin,omitempty"`
+	// Cols and Rows are the terminal's first size; 80x24 when 0.
+	Cols uint16 `json:"cols,omitempty"`
+	Rows uint16 `json:"rows,omitempty"`
+	// Started asks for a started frame before any output and for the signal and
+	// timed_out fields of the exit frame.
+	Started bool `json:"started,omitempty"`
+	// Framing "binary" asks for binary frames.
+	Framing string `json:"framing,omitempty"`
+	// Detach keeps the process and a bounded tail of its output when the
+	// connection ends. ID names it, 1 to 64 characters of [A-Za-z0-9._-]; when
+	// empty the agent chooses one, told in the started frame.
+	Detach bool   `json:"detach,omitempty"`
+	ID     string `json:"id,omitempty"`
+	// Attach joins the detached process of that ID instead of starting one;
+	// Command must be empty.
+	Attach string `json:"attach,omitempty"`
+	// ReplayFrom asks an attach for the kept output from that offset on, in bytes
+	// of stdout and stderr together since the start; absent means only what comes.
+	ReplayFrom *uint64 `json:"replay_from,omitempty"`
+}
+
+// InputFrame goes from the host to the agent after the request.
+type InputFrame struct {
+	Type string `json:"type"`
+	Data Data   `json:"data,omitempty"`
+	Cols uint16 `json:"cols,omitempty"`
+	Rows uint16 `json:"rows,omitempty"`
+	// Signal is a signal number, sent to the process group (extension).
+	Signal int `json:"signal,omitempty"`
+}
+
+// StreamFrame goes from the agent to the host. Exactly one frame of type exit
+// ends a session.
+type StreamFrame struct {
+	Type string `json:"type"`
+	Data Data   `json:"data,omitempty"`
+	// ExitCode and Error belong to exit. A command that a signal ended, or that
+	// could not start, has -1 or 1 and says why in Error.
+	ExitCode int32  `json:"exit_code,omitempty"`
+	Error    string `json:"error,omitempty"`
+
+	// Signal and TimedOut belong to exit, when Started was asked for: the signal
+	// that ended the command, and whether that was for its timeout.
+	Signal   int  `json:"signal,omitempty"`
+	TimedOut bool `json:"timed_out,omitempty"`
+	// PID and ID belong to started. Offset is where the output that follows
+	// begins, in bytes since the process started.
+	PID    int    `json:"pid,omitempty"`
+	ID     string `json:"id,omitempty"`
+	Offset uint64 `json:"offset,omitempty"`
+}
+
+// exitFrame is the exit frame as we write it: the seed's example spells out the
+// zero values, and both decoders accept them (checklist L17).
+type exitFrame struct {
+	Type     string `json:"type"`
+	ExitCode int32  `json:"exit_code"`
+	Error    string `json:"error"`
+	Signal   int    `json:"signal,omitempty"`
+	TimedOut bool   `json:"timed_out,omitempty"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (f StreamFrame) MarshalJSON() ([]byte, error) {
+	if f.Type == FrameTypeExit {
+		return json.Marshal(exitFrame{f.Type, f.ExitCode, f.Error, f.Signal, f.TimedOut})
+	}
+	type plain StreamFrame
+	return json.Marshal(plain(f))
+}
+
+// LegacyResponse is the untyped reply of an agent that does not stream: the
+// whole outcome in one line (seed 001, "ExecResponse").
+type LegacyResponse struct {
+	ExitCode int32  `json:"exit_code"`
+	Stdout   string `json:"stdout"`
+	Stderr   string `json:"stderr"`
+	Error    string `json:"error"`
+}
+
+// DecodeStream reads one line from an agent: a frame, or a legacy response when
+// the type is missing (checklist J8). The type is trimmed and lower-cased.
+func DecodeStream(line []byte) (StreamFrame, *LegacyResponse, error) {
+	var f StreamFrame
+	if err := Decode(line, &f); err != nil {
+		return StreamFrame{}, nil, err
+	}
+	f.Type = strings.ToLower(strings.TrimSpace(f.Type))
+	if f.Type != "" {
+		return f, nil, nil
+	}
+	var l LegacyResponse
+	if err := Decode(line, &l); err != nil {
+		return StreamFrame{}, nil, err
+	}
+	return StreamFrame{}, &l, nil
+}
+
+// DecodeInput reads one input line from a host.
+func DecodeInput(line []byte) (InputFrame, error) {
+	var f InputFrame
+	if err := Decode(line, &f); err != nil {
+		return InputFrame{}, err
+	}
+	f.Type = strings.ToLower(strings.TrimSpace(f.Type))
+	return f, nil
+}
+
+// DecodeExecRequest reads the first line of an exec connection. The texts of its
+// errors are those hosts know (checklist 2.10).
+func DecodeExecRequest(line []byte) (ExecRequest, error) {
+	var r ExecRequest
+	if err := Decode(line, &r); err != nil {
+		return ExecRequest{}, err
+	}
+	if r.Attach != "" {
+		if len(r.Command) > 0 {
+			return ExecRequest{}, errors.New("attach takes no command")
+		}
+		return r, nil
+	}
+	if len(r.Command) == 0 {
+		return ExecRequest{}, errors.New("missing command")
+	}
+	if strings.TrimSpace(r.Command[0]) == "" {
+		return ExecRequest{}, errors.New("missing command executable")
+	}
+	for _, list := range [][]string{r.Command, r.Env, {r.Dir, r.User, r.ID}} {
+		for _, s := range list {
+			if strings.IndexByte(s, 0) >= 0 {
+				return ExecRequest{}, errors.New("a NUL byte is not allowed in command, env, dir, user or id")
+			}
+		}
+	}
+	return r, nil
+}
