@@ -1,0 +1,44 @@
+// Package gvisor is the embedded driver: each machine is a gVisor kernel (runsc's
+// sentry on its systrap platform) that this very binary becomes. Nothing needs to
+// be installed and no KVM is needed.
+//
+// The root file system is an EROFS image that the sentry maps itself, under a
+// writable layer in memory. There is no gofer process, no bind mount and no
+// network device: nothing of the host's file system can be reached, and the only
+// way in or out is a socket pair whose guest end is PID 1's descriptor 3.
+package gvisor
+
+import "log/slog"
+
+// Name is the driver's name.
+const Name = "gvisor"
+
+// DefaultCgroupParent is the cgroup under which machines are put.
+const DefaultCgroupParent = "bouvet"
+
+// Options configures a Driver.
+type Options struct {
+	// StateDir is where machines are recorded, under machines/. It must belong to
+	// the user and not be writable for others. Required.
+	StateDir string
+	// AgentImage is the path of an EROFS image with the guest's agent, mounted
+	// read-only at /.bouvet; its file /agent becomes the guest's PID 1. Required.
+	AgentImage string
+	// Exe is the executable that turns into runsc, which calls Dispatch first of
+	// all; empty means the running one. A binary built with the race detector
+	// cannot run a sentry and needs another one here.
+	Exe string
+	// CgroupParent is the cgroup that holds the machines' cgroups, relative to the
+	// root of the hierarchy (for an unprivileged user on cgroup v2, to the topmost
+	// cgroup delegated to it); empty means DefaultCgroupParent.
+	CgroupParent string
+	// Log receives events that belong to no machine; nil means none.
+	Log *slog.Logger
+}
+
+// Where the agent stands in the guest, and how it is told about its channel.
+const (
+	agentMount = "/.bouvet"
+	agentPath  = agentMount + "/agent"
+	channelFD  = 3
+)
