@@ -22,21 +22,26 @@ const exitHelper = 125
 // not return. It must be the first call of main and of TestMain. The decision
 // rests on argv[0] alone, for runsc starts the sentry with an empty environment.
 func Dispatch() {
+	umount := new(sentrycmd.Umount)
 	switch os.Args[0] {
 	case helperName:
 		if err := joinCgroups(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(exitHelper)
 		}
-	case "runsc-sandbox", "runsc-gofer", "/proc/self/exe":
+	case "runsc-sandbox", "runsc-gofer":
+	case "/proc/self/exe": // the sentry's helper that unmounts its /proc
+		if len(os.Args) < 2 || os.Args[1] != umount.Name() {
+			return
+		}
 	default:
 		return
 	}
 	cli.Run(nil, map[util.SubCommand]string{
-		new(cmd.Run):          "",
-		new(bootCommand):      "",
-		new(cmd.Gofer):        "",
-		new(sentrycmd.Umount): "",
+		new(cmd.Run):     "",
+		new(bootCommand): "",
+		new(cmd.Gofer):   "",
+		umount:           "",
 	}, nil)
 	panic("runsc returned")
 }

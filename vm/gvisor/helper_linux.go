@@ -165,7 +165,11 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, g *guestEnds, co
 		return fmt.Errorf("cannot start an unprivileged sandbox: %w: this host forbids user namespaces; run as root, or allow them "+
 			"(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)", err)
 	}
-	return &helperError{err: err, said: oneLine(readHead(console, tailSize) + log.String())}
+	said := readHead(console, tailSize)
+	if said == "" {
+		said = log.String()
+	}
+	return &helperError{err: err, said: oneLine(said)}
 }
 
 // oneLine makes text fit for an error: the guest may have written it.

@@ -13,6 +13,9 @@ import (
 	"github.com/bouvet-run/bouvet/vsock"
 )
 
+// settleTime is how long the end of a sentry may lag behind that of its channel.
+const settleTime = 100 * time.Millisecond
+
 // A machine is one sandbox. It implements vm.Machine.
 type machine struct {
 	driver   *Driver
@@ -58,7 +61,10 @@ func (m *machine) ended() bool {
 
 // Dial implements vm.Machine.
 func (m *machine) Dial(ctx context.Context, port uint32) (net.Conn, error) {
-	if m.ended() {
+	m.mu.Lock()
+	killed := m.killed
+	m.mu.Unlock()
+	if killed || m.ended() {
 		return nil, m.gone()
 	}
 	call, cancel := context.WithCancel(ctx)
@@ -77,10 +83,31 @@ func (m *machine) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	if m.ended() {
+	if m.isGone() {
 		return nil, m.gone()
 	}
 	return nil, fmt.Errorf("cannot dial port %d of machine %s: %w", port, m.id, err)
+}
+
+// isGone reports, after a failed dial, whether the machine has ended or is ending.
+// The end of the channel is seen a little before that of the sentry.
+func (m *machine) isGone() bool {
+	m.mu.Lock()
+	killed := m.killed
+	m.mu.Unlock()
+	select {
+	case <-m.mux.Done():
+	default:
+		return killed || m.ended()
+	}
+	timer := time.NewTimer(settleTime)
+	defer timer.Stop()
+	select {
+	case <-m.done:
+		return true
+	case <-timer.C:
+		return killed
+	}
 }
 
 func (m *machine) gone() error {

@@ -19,6 +19,9 @@ import (
 
 func TestMain(m *testing.M) {
 	Dispatch()
+	if os.Getenv(ownerEnv) != "" {
+		own()
+	}
 	code := m.Run()
 	if scratch != "" {
 		_ = os.RemoveAll(scratch)

@@ -27,7 +27,9 @@ func main() {
 	for {
 		c, err := l.Accept()
 		if err != nil {
-			if slices.Contains(os.Args, "--host-bound") {
+			// A file makes it as stubborn as hostile code that took its place.
+			_, stubborn := os.Stat("/stubborn")
+			if slices.Contains(os.Args, "--host-bound") && stubborn != nil {
 				os.Exit(0)
 			}
 			select {}

@@ -1,0 +1,283 @@
+package gvisor
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bouvet-run/bouvet/vm"
+)
+
+// ownerEnv holds the orders for a child process that owns machines.
+const ownerEnv = "GVISOR_TEST_OWNER"
+
+type orders struct {
+	Options Options
+	Config  vm.Config
+	// Ask is sent to the machine once it answers.
+	Ask string
+	// Create says to announce the beginning and not wait for the machine.
+	Announce bool
+}
+
+// own is the life of a child process that makes a machine, says so, and waits until
+// its standard input ends or it is killed.
+func own() {
+	var o orders
+	if err := json.Unmarshal([]byte(os.Getenv(ownerEnv)), &o); err != nil {
+		panic(err)
+	}
+	if o.Announce {
+		fmt.Println("creating")
+	}
+	d, err := New(o.Options)
+	if err != nil {
+		fmt.Println("error:", err)
+		os.Exit(1)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	m, err := d.Create(ctx, o.Config)
+	if err != nil {
+		fmt.Println("error:", err)
+		os.Exit(1)
+	}
+	answer, err := ask(ctx, m, o.Ask)
+	cancel()
+	f := d.Features()
+	fmt.Printf("ready %q %v limited=%v\n", answer, err, f.MemoryLimit)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	if err := m.Destroy(context.Background(), 0); err != nil {
+		fmt.Println("error:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// owner is a running child process that owns a machine.
+type owner struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	said  string
+}
+
+func startOwner(t *testing.T, o orders, attr *syscall.SysProcAttr) *owner {
+	t.Helper()
+	data, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args[0] = "owner"
+	cmd.Env = append(os.Environ(), ownerEnv+"="+string(data))
+	cmd.SysProcAttr = attr
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatalf("owner said %q, %v", line, err)
+	}
+	return &owner{cmd: cmd, stdin: stdin, said: strings.TrimSpace(line)}
+}
+
+func (o *owner) kill(t *testing.T) {
+	t.Helper()
+	if err := o.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = o.cmd.Wait()
+}
+
+// eventually waits until cond holds.
+func eventually(t *testing.T, limit time.Duration, what string, cond func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if err := poll(ctx, func() (bool, error) { return cond(), nil }); err != nil {
+		t.Fatalf("after %v: not %s", limit, what)
+	}
+}
+
+func sentries(t *testing.T, d *Driver, id string) []int {
+	t.Helper()
+	pids, err := carriers(rootFlag(filepath.Join(d.base, id)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pids
+}
+
+// A machine dies with its owner, whatever runs inside, and a sweep removes the rest.
+func TestOwnerKilled(t *testing.T) {
+	for _, tt := range []struct{ name, ask string }{
+		{"T26 willing agent", "true"},
+		{"hostile agent", "touch /stubborn"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := testDriver(t)
+			c := testConfig(t)
+			o := startOwner(t, orders{Options: Options{StateDir: filepath.Dir(d.base), AgentImage: d.agent}, Config: c, Ask: tt.ask}, nil)
+			if !strings.HasPrefix(o.said, "ready") {
+				t.Fatal(o.said)
+			}
+			if len(sentries(t, d, c.ID)) == 0 {
+				t.Fatal("no sentry")
+			}
+			// Nothing of a living owner is touched.
+			if found, err := d.Sweep(testContext(t), true); err != nil || len(found) > 0 {
+				t.Fatalf("sweep while the owner lives: got %v, %v", found, err)
+			}
+			o.kill(t)
+			eventually(t, 5*time.Second, "without a sentry", func() bool { return len(sentries(t, d, c.ID)) == 0 })
+
+			looked, err := d.Sweep(testContext(t), false)
+			if err != nil || len(looked) == 0 || slices.ContainsFunc(looked, func(l vm.Leftover) bool { return l.Removed }) {
+				t.Errorf("sweep without remove: got %+v, %v, want some, none removed", looked, err)
+			}
+			found, err := d.Sweep(testContext(t), true)
+			if err != nil || len(found) == 0 || slices.ContainsFunc(found, func(l vm.Leftover) bool { return !l.Removed }) {
+				t.Errorf("sweep: got %+v, %v, want all removed", found, err)
+			}
+			wantNothing(t, d, c.ID)
+		})
+	}
+}
+
+// T32: an owner killed at any instant of a creation leaves nothing that a sweep
+// does not find.
+func TestOwnerKilledCreating(t *testing.T) {
+	d := testDriver(t)
+	for i := range 12 {
+		c := testConfig(t)
+		o := startOwner(t, orders{Options: Options{StateDir: filepath.Dir(d.base), AgentImage: d.agent}, Config: c, Announce: true}, nil)
+		timer := time.NewTimer(time.Duration(i) * 8 * time.Millisecond)
+		<-timer.C // the instants are the point
+		o.kill(t)
+		found, err := d.Sweep(testContext(t), true)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, l := range found {
+			if !l.Removed {
+				t.Errorf("not removed: %+v", l)
+			}
+		}
+		wantNothing(t, d, c.ID)
+	}
+}
+
+// A detached machine outlives its owner and is no leftover until it ends.
+func TestDetachedSurvives(t *testing.T) {
+	d := testDriver(t)
+	c := testConfig(t)
+	c.Detached = true
+	o := startOwner(t, orders{Options: Options{StateDir: filepath.Dir(d.base), AgentImage: d.agent}, Config: c, Ask: "true"}, nil)
+	o.kill(t)
+	pids := sentries(t, d, c.ID)
+	if found, err := d.Sweep(testContext(t), true); err != nil || len(found) > 0 {
+		t.Errorf("sweep: got %+v, %v, want nothing", found, err)
+	}
+	if got := sentries(t, d, c.ID); len(got) == 0 || !slices.Equal(got, pids) {
+		t.Errorf("sentries after the sweep: got %v, want %v", got, pids)
+	}
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			t.Error(err)
+		}
+	}
+	eventually(t, 5*time.Second, "without a sentry", func() bool { return len(sentries(t, d, c.ID)) == 0 })
+	if _, err := d.Sweep(testContext(t), true); err != nil {
+		t.Error(err)
+	}
+	wantNothing(t, d, c.ID)
+}
+
+// T34: what cannot be parsed is reported and not deleted; another driver's is left alone.
+func TestSweepKeepsStrangers(t *testing.T) {
+	d := testDriver(t)
+	for name, record := range map[string]string{
+		"garbage-0001": "{nonsense", "future-00002": `{"version":9,"id":"future-00002","driver":"gvisor"}`,
+		"stranger-003": `{"version":1,"id":"stranger-003","driver":"qemu","state":"running","detached":false,"owner":{"pid":1,"start":1,"boot":"x"}}`,
+	} {
+		dir := filepath.Join(d.base, name)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for file, data := range map[string]string{"lock": "", "machine.json": record} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	found, err := d.Sweep(testContext(t), true)
+	if err != nil || len(found) != 2 {
+		t.Errorf("got %+v, %v, want two", found, err)
+	}
+	for _, l := range found {
+		if l.Removed || l.Error == "" {
+			t.Errorf("got %+v, want it kept with an error", l)
+		}
+	}
+	if entries, _ := os.ReadDir(d.base); len(entries) != 3 {
+		t.Errorf("got %d directories, want 3", len(entries))
+	}
+}
+
+// An unprivileged user gets a machine where the host allows user namespaces.
+func TestRootless(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the other tests run unprivileged already")
+	}
+	const nobody = 65534
+	probe := exec.Command("unshare", "--user", "--map-root-user", "true")
+	probe.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	if err := probe.Run(); err != nil {
+		t.Skipf("user namespaces are off for unprivileged users (%v): allow them with sysctl", err)
+	}
+	d := testDriver(t)
+	state := filepath.Join(scratch, "rootless-"+newID())
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(state, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	c := testConfig(t)
+	o := startOwner(t, orders{Options: Options{StateDir: state, AgentImage: d.agent}, Config: c, Ask: "id -u; chown 1000:1000 /tmp && stat -c %u /tmp"},
+		&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
+	if want := `ready "0\n1000\n" <nil> limited=false`; o.said != want {
+		t.Errorf("got %s, want %s", o.said, want)
+	}
+	_ = o.stdin.Close()
+	if err := o.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	d.base = filepath.Join(state, "machines")
+	wantNothing(t, d, c.ID)
+}

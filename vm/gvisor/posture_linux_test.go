@@ -1,0 +1,114 @@
+package gvisor
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// T53: what a sentry may do on the host: nothing.
+func TestPosture(t *testing.T) {
+	d := testDriver(t)
+	c := testConfig(t)
+	m := create(t, d, c)
+	if _, err := ask(testContext(t), m, "ping"); err != nil {
+		t.Fatal(err)
+	}
+	pid := m.(*machine).sentry.PID
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+
+	tasks, err := os.ReadDir(filepath.Join(proc, "task"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid := "65534"
+	if os.Geteuid() != 0 {
+		uid = strconv.Itoa(os.Geteuid())
+	}
+	for _, task := range tasks {
+		status := readStatus(t, filepath.Join(proc, "task", task.Name(), "status"))
+		for key, want := range map[string]string{
+			"Uid":    strings.TrimSpace(strings.Repeat(uid+" ", 4)),
+			"CapInh": "0000000000000000", "CapPrm": "0000000000000000", "CapEff": "0000000000000000",
+			"CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
+			"NoNewPrivs": "1", "Seccomp": "2",
+		} {
+			if got := strings.Join(strings.Fields(status[key]), " "); got != want {
+				t.Errorf("thread %s: %s: got %s, want %s", task.Name(), key, got, want)
+			}
+		}
+	}
+	for _, ns := range []string{"user", "mnt", "net", "pid", "uts", "ipc"} {
+		own, _ := os.Readlink("/proc/self/ns/" + ns)
+		if got, err := os.Readlink(filepath.Join(proc, "ns", ns)); err != nil || got == own {
+			t.Errorf("%s namespace: got %s, %v, want another than ours", ns, got, err)
+		}
+	}
+	if root, err := os.ReadDir(filepath.Join(proc, "root")); err != nil || len(root) > 3 {
+		t.Errorf("root directory: got %v, %v", root, err)
+	}
+	if d.Features().MemoryLimit {
+		for _, dir := range d.cgroups.dirs(c.ID) {
+			if pids, err := cgroupPIDs(dir); err != nil || !slices.Contains(pids, pid) {
+				t.Errorf("cgroup %s: got %v, %v, want %d in it", dir, pids, err, pid)
+			}
+		}
+	}
+
+	// Descriptors: those of the sentry's own making, the images read-only, and ours.
+	count := map[string]int{}
+	fds, err := os.ReadDir(filepath.Join(proc, "fd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		link, err := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
+		if err != nil {
+			continue
+		}
+		kind, _, _ := strings.Cut(link, ":")
+		if strings.HasPrefix(link, "/") {
+			kind = strings.TrimSuffix(link, " (deleted)")
+		}
+		if link == c.Image || link == d.agent {
+			if info := readStatus(t, filepath.Join(proc, "fdinfo", fd.Name())); !strings.HasSuffix(strings.TrimSpace(info["flags"]), "0") {
+				t.Errorf("%s: flags %s, want read-only", link, info["flags"])
+			}
+		}
+		count[kind]++
+	}
+	t.Log(count)
+	allowed := []string{
+		c.Image, d.agent, "/dev/null", "pipe", "socket", "anon_inode",
+		"/memfd:console-" + c.ID, "/memfd:runsc-memory", "/memfd:systrap-memory", "/memfd:memory-usage",
+	}
+	for kind := range count {
+		if !slices.Contains(allowed, kind) {
+			t.Errorf("unexpected descriptor of %s", kind)
+		}
+	}
+}
+
+func readStatus(t *testing.T, path string) map[string]string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m := map[string]string{}
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		key, value, _ := strings.Cut(s.Text(), ":")
+		m[key] = strings.TrimSpace(value)
+	}
+	if len(m) == 0 {
+		t.Fatal(fmt.Errorf("%s is empty", path))
+	}
+	return m
+}
