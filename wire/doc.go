@@ -40,6 +40,14 @@ const (
 	MaxOutput = 1 << 20
 	// MaxDepth bounds the nesting of a JSON message.
 	MaxDepth = 32
+	// MaxKeys bounds the keys of one object in a message.
+	MaxKeys = 256
+	// MaxElements bounds the elements of one array in a message. It is more than
+	// the arguments Linux lets a command have, and keeps a line of MaxRPCLine
+	// bytes from becoming ten times as much memory.
+	MaxElements = 1 << 18
+	// MaxID bounds the name of a detached process in bytes.
+	MaxID = 64
 	// ChunkSize is how many bytes of a stream our side puts into one frame.
 	ChunkSize = 64 << 10
 )

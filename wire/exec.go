@@ -1,9 +1,11 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -27,26 +29,8 @@ const (
 const FramingBinary = "binary"
 
 // Data is a frame's bytes: base64 in JSON. A string that is not base64 stands
-// for its own bytes (checklist J7, L19).
+// for its own bytes (checklist J7, L19). Read it with Decode.
 type Data []byte
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (d *Data) UnmarshalJSON(b []byte) error {
-	var s *string
-	if err := json.Unmarshal(b, &s); err != nil {
-		return errors.New("data is not a string")
-	}
-	if s == nil {
-		*d = nil
-		return nil
-	}
-	if raw, err := base64.StdEncoding.DecodeString(*s); err == nil {
-		*d = raw
-		return nil
-	}
-	*d = []byte(*s)
-	return nil
-}
 
 // ExecRequest is the first line of a connection to the exec port. Command,
 // Dir, Env, EntropySeed and TTY are the seed's; the rest are extensions.
@@ -129,6 +113,16 @@ type exitFrame struct {
 	TimedOut bool   `json:"timed_out,omitempty"`
 }
 
+// AppendDataFrame appends one line: a frame of type typ (stdin, stdout or stderr)
+// that carries data. It is AppendLine of such a frame without its cost.
+func AppendDataFrame(dst []byte, typ string, data []byte) []byte {
+	dst = append(dst, `{"type":"`...)
+	dst = append(dst, typ...)
+	dst = append(dst, `","data":"`...)
+	dst = base64.StdEncoding.AppendEncode(dst, data)
+	return append(dst, "\"}\n"...)
+}
+
 // MarshalJSON implements json.Marshaler.
 func (f StreamFrame) MarshalJSON() ([]byte, error) {
 	if f.Type == FrameTypeExit {
@@ -147,9 +141,46 @@ type LegacyResponse struct {
 	Error    string `json:"error"`
 }
 
+// The beginnings of the lines that plainFrame reads.
+var (
+	plainStdin  = AppendDataFrame(nil, FrameTypeStdin, nil)
+	plainStdout = AppendDataFrame(nil, FrameTypeStdout, nil)
+	plainStderr = AppendDataFrame(nil, FrameTypeStderr, nil)
+)
+
+// plainFrame reads the lines that carry bulk data, in the form that AppendDataFrame
+// and encoding/json give them, without looking at each byte more than once. What
+// it does not know goes to Decode, which reads the same from all that it does.
+func plainFrame(line []byte) (typ string, data []byte, ok bool) {
+	const tail = `"}`
+	for _, form := range []struct {
+		typ   string
+		whole []byte
+	}{{FrameTypeStdout, plainStdout}, {FrameTypeStderr, plainStderr}, {FrameTypeStdin, plainStdin}} {
+		rest, found := bytes.CutPrefix(line, form.whole[:len(form.whole)-len(tail+"\n")])
+		if !found {
+			continue
+		}
+		if rest, found = bytes.CutSuffix(rest, []byte(tail)); !found {
+			return "", nil, false
+		}
+		if bytes.IndexByte(rest, '\r') >= 0 || bytes.IndexByte(rest, '\n') >= 0 {
+			return "", nil, false // the decoder would skip them
+		}
+		data, err := base64.StdEncoding.AppendDecode(nil, rest)
+		return form.typ, data, err == nil
+	}
+	return "", nil, false
+}
+
 // DecodeStream reads one line from an agent: a frame, or a legacy response when
-// the type is missing (checklist J8). The type is trimmed and lower-cased.
+// the type is missing (checklist J8). The type is trimmed and lower-cased, and may
+// be one that this package does not know. A line with neither a type nor an exit
+// code is an error: it would read as a success.
 func DecodeStream(line []byte) (StreamFrame, *LegacyResponse, error) {
+	if typ, data, ok := plainFrame(line); ok && typ != FrameTypeStdin {
+		return StreamFrame{Type: typ, Data: data}, nil, nil
+	}
 	var f StreamFrame
 	if err := Decode(line, &f); err != nil {
 		return StreamFrame{}, nil, err
@@ -158,15 +189,25 @@ func DecodeStream(line []byte) (StreamFrame, *LegacyResponse, error) {
 	if f.Type != "" {
 		return f, nil, nil
 	}
-	var l LegacyResponse
-	if err := Decode(line, &l); err != nil {
+	var l struct {
+		LegacyResponse
+		Given *int32 `json:"exit_code"` // tells an absent exit code from 0
+	}
+	if err := decodeValid(line, &l); err != nil {
 		return StreamFrame{}, nil, err
 	}
-	return StreamFrame{}, &l, nil
+	if l.Given == nil {
+		return StreamFrame{}, nil, errors.New("frame has neither a type nor an exit code")
+	}
+	l.ExitCode = *l.Given
+	return StreamFrame{}, &l.LegacyResponse, nil
 }
 
 // DecodeInput reads one input line from a host.
 func DecodeInput(line []byte) (InputFrame, error) {
+	if typ, data, ok := plainFrame(line); ok && typ == FrameTypeStdin {
+		return InputFrame{Type: typ, Data: data}, nil
+	}
 	var f InputFrame
 	if err := Decode(line, &f); err != nil {
 		return InputFrame{}, err
@@ -182,24 +223,44 @@ func DecodeExecRequest(line []byte) (ExecRequest, error) {
 	if err := Decode(line, &r); err != nil {
 		return ExecRequest{}, err
 	}
-	if r.Attach != "" {
-		if len(r.Command) > 0 {
-			return ExecRequest{}, errors.New("attach takes no command")
-		}
-		return r, nil
+	if err := r.check(); err != nil {
+		return ExecRequest{}, err
 	}
-	if len(r.Command) == 0 {
-		return ExecRequest{}, errors.New("missing command")
+	return r, nil
+}
+
+func (r *ExecRequest) check() error {
+	switch {
+	case r.Framing != "" && r.Framing != FramingBinary:
+		return fmt.Errorf("framing %.20q is not known", r.Framing)
+	case r.ID != "" && !ValidID(r.ID), r.Attach != "" && !ValidID(r.Attach):
+		return fmt.Errorf("an id has 1 to %d characters of A-Z a-z 0-9 . _ -", MaxID)
+	case r.Attach != "" && len(r.Command) > 0:
+		return errors.New("attach takes no command")
+	case r.Attach != "":
+		return nil
+	case len(r.Command) == 0:
+		return errors.New("missing command")
+	case strings.TrimSpace(r.Command[0]) == "":
+		return errors.New("missing command executable")
 	}
-	if strings.TrimSpace(r.Command[0]) == "" {
-		return ExecRequest{}, errors.New("missing command executable")
-	}
-	for _, list := range [][]string{r.Command, r.Env, {r.Dir, r.User, r.ID}} {
+	for _, list := range [][]string{r.Command, r.Env, {r.Dir, r.User}} {
 		for _, s := range list {
 			if strings.IndexByte(s, 0) >= 0 {
-				return ExecRequest{}, errors.New("a NUL byte is not allowed in command, env, dir, user or id")
+				return errors.New("a NUL byte is not allowed in command, env, dir or user")
 			}
 		}
 	}
-	return r, nil
+	return nil
+}
+
+// ValidID reports whether id can name a detached process: 1 to MaxID characters of
+// A-Z, a-z, 0-9, ".", "_" and "-".
+func ValidID(id string) bool {
+	for _, c := range []byte(id) {
+		if !isDigit(c) && (c|0x20 < 'a' || c|0x20 > 'z') && c != '.' && c != '_' && c != '-' {
+			return false
+		}
+	}
+	return id != "" && len(id) <= MaxID
 }

@@ -40,6 +40,7 @@ type FrameReader struct {
 	r   io.Reader
 	buf []byte
 	hdr [FrameHeaderLen]byte
+	err error
 }
 
 // NewFrameReader returns a reader of frames; r should be buffered or a stream.
@@ -47,8 +48,17 @@ func NewFrameReader(r io.Reader) *FrameReader { return &FrameReader{r: r} }
 
 // ReadFrame returns the next frame's kind and payload, valid until the next
 // call. The length is checked before anything is allocated. A stream that ends
-// between frames is io.EOF, one that ends within is io.ErrUnexpectedEOF.
+// between frames is io.EOF, one that ends within is io.ErrUnexpectedEOF. Every
+// error is for good.
 func (f *FrameReader) ReadFrame() (kind byte, payload []byte, err error) {
+	if f.err != nil {
+		return 0, nil, f.err
+	}
+	kind, payload, f.err = f.next()
+	return kind, payload, f.err
+}
+
+func (f *FrameReader) next() (kind byte, payload []byte, err error) {
 	if _, err := io.ReadFull(f.r, f.hdr[:]); err != nil {
 		return 0, nil, err
 	}

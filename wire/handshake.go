@@ -1,9 +1,9 @@
 package wire
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
-	"strings"
 )
 
 // ConnectLine is what a host writes to reach a port through a hybrid vsock
@@ -14,21 +14,28 @@ func ConnectLine(port uint32) string { return fmt.Sprintf("CONNECT %d\n", port) 
 // says. Firecracker answers with the host port it assigned (checklist L1).
 func OKLine(port uint32) string { return fmt.Sprintf("OK %d\n", port) }
 
-// ParseConnect reads a CONNECT line without its newline. It reports false for
-// any other line.
+// white is what may stand around a handshake line.
+const white = " \t\r\n"
+
+// ParseConnect reads a CONNECT line, with or without its newline. It reports
+// false for any other line. White space around the line is allowed, as in seed
+// 002.
 func ParseConnect(line []byte) (port uint32, ok bool) {
-	return parseNumbered(line, "CONNECT ")
+	return parseNumbered(bytes.Trim(line, white), "CONNECT ")
 }
 
-// ParseOK reads an acknowledgement: "OK " and any decimal 32-bit number.
-func ParseOK(line []byte) (number uint32, ok bool) { return parseNumbered(line, "OK ") }
+// ParseOK reads an acknowledgement, with or without its newline: "OK " and any
+// decimal 32-bit number. White space may follow.
+func ParseOK(line []byte) (number uint32, ok bool) {
+	return parseNumbered(bytes.TrimRight(line, white), "OK ")
+}
 
 func parseNumbered(line []byte, prefix string) (uint32, bool) {
-	rest, ok := strings.CutPrefix(strings.TrimSpace(string(line)), prefix)
-	if !ok || rest == "" || rest[0] < '0' || rest[0] > '9' {
+	rest, ok := bytes.CutPrefix(line, []byte(prefix))
+	if !ok || len(rest) == 0 || !isDigit(rest[0]) {
 		return 0, false
 	}
-	n, err := strconv.ParseUint(rest, 10, 32)
+	n, err := strconv.ParseUint(string(rest), 10, 32)
 	if err != nil {
 		return 0, false
 	}

@@ -46,7 +46,8 @@ func NewLineReader(r io.Reader, maxLine int, large Limiter) *LineReader {
 
 // ReadLine returns the next line without its newline; it is valid until the next
 // call. At the end of the stream it returns io.EOF, or io.ErrUnexpectedEOF when
-// a line was begun. A line beyond the bound is ErrLineTooLong, for good.
+// a line was begun. A line beyond the bound is ErrLineTooLong. Every error is for
+// good, a missed deadline included: what was begun of a line is dropped.
 func (l *LineReader) ReadLine() ([]byte, error) {
 	l.release()
 	if l.err != nil {
@@ -82,34 +83,33 @@ func (l *LineReader) tooLong() error {
 	return fmt.Errorf("%w: more than %d bytes", ErrLineTooLong, l.max)
 }
 
-// fail remembers err; a reader that has failed reads nothing more. The buffer is
-// let go: after a line too long it is the largest thing here.
+// fail remembers err; a reader that has failed reads nothing more. What it holds
+// of a line that will never be whole is let go at once, not when its owner
+// remembers to close it.
 func (l *LineReader) fail(err error) error {
 	l.err = err
-	if errors.Is(err, ErrLineTooLong) {
-		l.buf, l.start, l.end = nil, 0, 0
-		if l.holding {
-			l.holding = false
-			l.large.Release()
-		}
-	}
+	l.drop()
 	return err
+}
+
+func (l *LineReader) drop() {
+	l.buf, l.start, l.end = nil, 0, 0
+	if l.holding {
+		l.holding = false
+		l.large.Release()
+	}
 }
 
 // release ends the use of the last line: a large buffer goes back.
 func (l *LineReader) release() {
-	if !l.holding {
+	rest := l.buf[l.start:l.end]
+	if len(l.buf) <= LargeLine || len(rest) >= LargeLine { // the latter: the next line is large, too
 		return
 	}
-	rest := l.buf[l.start:l.end]
-	if len(rest) >= LargeLine {
-		return // the next line is under way and large, too
-	}
-	l.buf = append(make([]byte, 0, max(len(rest), firstBuffer)), rest...)
-	l.buf = l.buf[:cap(l.buf)]
-	l.start, l.end = 0, len(rest)
-	l.holding = false
-	l.large.Release()
+	buf := make([]byte, max(len(rest), firstBuffer))
+	n := copy(buf, rest)
+	l.drop()
+	l.buf, l.end = buf, n
 }
 
 // fill reads once more into the buffer, growing it as needed but never much past
@@ -150,6 +150,9 @@ func (l *LineReader) Read(p []byte) (int, error) {
 	if l.start < l.end {
 		n := copy(p, l.buf[l.start:l.end])
 		l.start += n
+		if l.start == l.end && len(l.buf) > LargeLine {
+			l.drop()
+		}
 		return n, nil
 	}
 	if l.err != nil {
@@ -165,12 +168,8 @@ func (l *LineReader) Buffered() int { return l.end - l.start }
 // Close lets the buffers go and gives back what the reader holds of its Limiter.
 // It does not close the stream. Bytes still buffered are lost.
 func (l *LineReader) Close() {
-	l.buf, l.start, l.end = nil, 0, 0
 	if l.err == nil {
 		l.err = io.ErrClosedPipe
 	}
-	if l.holding {
-		l.holding = false
-		l.large.Release()
-	}
+	l.drop()
 }

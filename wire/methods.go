@@ -1,5 +1,7 @@
 package wire
 
+import "slices"
+
 // Methods of the JSON-RPC port. The first six are the seed's; the rest are
 // Bouvet's extensions, which an older agent answers with CodeMethodNotFound.
 const (
@@ -206,12 +208,7 @@ type Info struct {
 
 // Has reports whether the agent named capability c.
 func (i *Info) Has(c string) bool {
-	for _, have := range i.Capabilities {
-		if have == c {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(i.Capabilities, c)
 }
 
 // Process describes one process that the agent started for a host and that still

@@ -1,9 +1,11 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 )
 
 // JSON-RPC 2.0 error codes (seed 003), and CodeLocal, which only the host's
@@ -61,26 +63,25 @@ type rawRequest struct {
 // a request. The ID is set in the returned Request whenever it could be read, so
 // that the answer can carry it (checklist C6, L10).
 func DecodeRequest(line []byte) (Request, *RPCError) {
-	if err := Valid(line); err != nil {
+	err := Valid(line)
+	if err != nil && !errors.Is(err, ErrDuplicateKey) {
 		return Request{}, &RPCError{Code: CodeParse, Message: "parse error: " + err.Error()}
 	}
 	var raw rawRequest
 	req := Request{JSONRPC: Version}
-	if err := Decode(line, &raw); err != nil {
+	if err == nil {
+		err = decodeValid(line, &raw)
+	}
+	if err != nil {
 		// The id may still be readable: a caller waits for it.
-		var idOnly struct {
-			ID *uint64 `json:"id"`
-		}
-		if Decode(line, &idOnly) == nil && idOnly.ID != nil {
-			req.ID = *idOnly.ID
-		}
+		req.ID = soleID(line)
 		return req, &RPCError{Code: CodeInvalidRequest, Message: "invalid request: " + err.Error()}
 	}
 	if raw.ID != nil {
 		req.ID = *raw.ID
 	}
 	switch {
-	case raw.JSONRPC == nil || *raw.JSONRPC != Version:
+	case raw.JSONRPC == nil || *raw.JSONRPC != Version: // checklist L10
 		return req, &RPCError{Code: CodeInvalidRequest, Message: `invalid request: jsonrpc must be "2.0"`}
 	case raw.ID == nil:
 		return req, &RPCError{Code: CodeInvalidRequest, Message: "invalid request: missing id"}
@@ -91,6 +92,35 @@ func DecodeRequest(line []byte) (Request, *RPCError) {
 	return req, nil
 }
 
+// soleID returns the id of a JSON object that gives exactly one, 0 for any other
+// JSON text.
+func soleID(line []byte) uint64 {
+	line = bytes.TrimSpace(line)
+	if line[0] != '{' {
+		return 0
+	}
+	var id uint64
+	found := 0
+	s := splitter{b: line[1:]}
+	for {
+		key, ok := s.next()
+		if !ok {
+			break
+		}
+		value, _ := s.next()
+		if string(textOf(key)) != "id" {
+			continue
+		}
+		if found++; decodeValue(value, reflect.ValueOf(&id).Elem()) != nil {
+			return 0
+		}
+	}
+	if found != 1 {
+		return 0
+	}
+	return id
+}
+
 // DecodeParams reads a request's params into v. Absent, null, an empty object
 // and an empty array all mean no parameters (checklist B3, L9).
 func DecodeParams(params json.RawMessage, v any) error {
@@ -98,11 +128,10 @@ func DecodeParams(params json.RawMessage, v any) error {
 	case 0, 'n':
 		return nil
 	case '[':
-		var list []json.RawMessage
-		if err := Decode(params, &list); err != nil {
+		if err := Valid(params); err != nil {
 			return err
 		}
-		if len(list) > 0 {
+		if _, some := (&splitter{b: bytes.TrimSpace(params)[1:]}).next(); some {
 			return errors.New("parameters must be named, in an object")
 		}
 		return nil
@@ -116,11 +145,14 @@ var ErrNoResult = errors.New("missing result in response")
 
 // DecodeResponse reads one response line. ErrNoResult is returned, with the ID
 // set, for a response that has neither result nor error; one that has both is
-// malformed. An id of null counts as 0 (checklist L10).
+// malformed, and so is a request, of which a guest may make none (threat T19). A
+// result of null is none: it would read as a success with every field zero. An
+// id of null counts as 0 (checklist L10).
 func DecodeResponse(line []byte) (Response, error) {
 	var raw struct {
 		JSONRPC string          `json:"jsonrpc"`
 		ID      *uint64         `json:"id"`
+		Method  json.RawMessage `json:"method"`
 		Result  json.RawMessage `json:"result"`
 		Error   *RPCError       `json:"error"`
 	}
@@ -130,18 +162,20 @@ func DecodeResponse(line []byte) (Response, error) {
 	if raw.JSONRPC != Version {
 		return Response{}, fmt.Errorf("response has jsonrpc %.20q, want %q", raw.JSONRPC, Version)
 	}
-	r := Response{JSONRPC: Version, Result: raw.Result, Error: raw.Error}
+	if raw.Method != nil {
+		return Response{}, errors.New("a request where a response is wanted")
+	}
+	r := Response{JSONRPC: Version, Error: raw.Error}
 	if raw.ID != nil {
 		r.ID = *raw.ID
 	}
-	if r.Error != nil {
-		if k := kindOf(r.Result); k != 0 && k != 'n' {
-			return Response{}, errors.New("response has both a result and an error")
-		}
-		r.Result = nil
-		return r, nil
+	if k := kindOf(raw.Result); k != 0 && k != 'n' {
+		r.Result = raw.Result
 	}
-	if r.Result == nil {
+	switch {
+	case r.Error != nil && r.Result != nil:
+		return Response{}, errors.New("response has both a result and an error")
+	case r.Error == nil && r.Result == nil:
 		return r, ErrNoResult
 	}
 	return r, nil
