@@ -84,10 +84,10 @@ func dieWithOwner(f *flag.FlagSet) error {
 		for {
 			_, err := unix.Ppoll(fds, nil, nil)
 			if fds[0].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
-				os.Exit(exitHelper)
+				os.Exit(exitOrphan)
 			}
 			if err != nil && !errors.Is(err, unix.EINTR) {
-				os.Exit(exitHelper)
+				os.Exit(exitOrphan)
 			}
 		}
 	}()

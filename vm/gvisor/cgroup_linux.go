@@ -15,9 +15,6 @@ import (
 )
 
 const (
-	// cgroupProcsEnv tells the helper the cgroup.procs files to enter, separated by
-	// colons. It is removed before runsc begins.
-	cgroupProcsEnv = "BOUVET_CGROUP_PROCS"
 	// cpuPeriod is the period of the CPU quota in microseconds.
 	cpuPeriod = 100_000
 	// pidsMax bounds a sandbox's threads and stub processes on the host: about 20,
@@ -25,21 +22,6 @@ const (
 	// limit, so it only protects the host from the worst.
 	pidsMax = 16384
 )
-
-// joinCgroups moves this process into the cgroups its parent prepared, so that all
-// it starts is born there.
-func joinCgroups() error {
-	list := os.Getenv(cgroupProcsEnv)
-	if err := os.Unsetenv(cgroupProcsEnv); err != nil {
-		return err
-	}
-	for _, path := range filepath.SplitList(list) {
-		if err := writeControl(path, "0"); err != nil {
-			return fmt.Errorf("cannot enter cgroup: %w", err)
-		}
-	}
-	return nil
-}
 
 func writeControl(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -201,16 +183,14 @@ func (t *cgroupTree) settings(id string, l cgroupLimits) []cgroupSetting {
 	return s
 }
 
-// helperEnv is the environment variable that makes a helper enter the cgroups of id.
-func (t *cgroupTree) helperEnv(id string) []string {
-	dirs := t.dirs(id)
-	if len(dirs) == 0 {
-		return nil
+// enter moves process pid into the cgroups of machine id.
+func (t *cgroupTree) enter(id string, pid int) error {
+	for _, dir := range t.dirs(id) {
+		if err := t.write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
+			return fmt.Errorf("cannot enter cgroup: %w", err)
+		}
 	}
-	for i := range dirs {
-		dirs[i] = filepath.Join(dirs[i], "cgroup.procs")
-	}
-	return []string{cgroupProcsEnv + "=" + strings.Join(dirs, string(filepath.ListSeparator))}
+	return nil
 }
 
 // oomKilled reports whether the kernel killed something of machine id for memory.

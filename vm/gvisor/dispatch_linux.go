@@ -1,13 +1,16 @@
 package gvisor
 
 import (
+	"context"
 	"fmt"
 	"os"
 
+	"github.com/google/subcommands"
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
 	"gvisor.dev/gvisor/runsc/cmd/util"
+	"gvisor.dev/gvisor/runsc/flag"
 	"gvisor.dev/gvisor/runsc/version"
 )
 
@@ -15,8 +18,22 @@ import (
 // are given by runsc to the processes it makes of itself.
 const helperName = "runsc"
 
-// exitHelper is the helper's status when it fails before runsc takes over.
-const exitHelper = 125
+// exitOrphan is the status of a process that ends because its owner is gone.
+const exitOrphan = 125
+
+// runCommand is runsc's run behind a gate: it makes nothing before the owner has
+// put this process into its cgroups, and nothing at all if the owner dies before.
+// The move takes some 10 ms, as long as this process needs to get here.
+type runCommand struct{ cmd.Run }
+
+// Execute implements subcommands.Command.
+func (r *runCommand) Execute(ctx context.Context, f *flag.FlagSet, args ...any) subcommands.ExitStatus {
+	if n, err := os.Stdin.Read(make([]byte, 1)); n != 1 {
+		fmt.Fprintln(os.Stderr, "the owner is gone:", err)
+		os.Exit(exitOrphan)
+	}
+	return r.Run.Execute(ctx, f, args...)
+}
 
 // Dispatch turns the process into runsc if it was started as such, and then does
 // not return. It must be the first call of main and of TestMain. The decision
@@ -24,12 +41,7 @@ const exitHelper = 125
 func Dispatch() {
 	umount := new(sentrycmd.Umount)
 	switch os.Args[0] {
-	case helperName:
-		if err := joinCgroups(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(exitHelper)
-		}
-	case "runsc-sandbox", "runsc-gofer":
+	case helperName, "runsc-sandbox", "runsc-gofer":
 	case "/proc/self/exe": // the sentry's helper that unmounts its /proc
 		if len(os.Args) < 2 || os.Args[1] != umount.Name() {
 			return
@@ -38,7 +50,7 @@ func Dispatch() {
 		return
 	}
 	cli.Run(nil, map[util.SubCommand]string{
-		new(cmd.Run):     "",
+		new(runCommand):  "",
 		new(bootCommand): "",
 		new(cmd.Gofer):   "",
 		umount:           "",

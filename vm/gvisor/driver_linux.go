@@ -123,19 +123,22 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ *
 	if err := d.cgroups.create(c.ID, limits); err != nil {
 		return nil, err
 	}
-	e, g, err := makeEnds(c.ID, c.Detached)
+	e, g, err := makeEnds(c.ID)
 	if err != nil {
 		return nil, err
 	}
 	log := &tail{}
+	// The session's first words wait in the channel when the agent comes up.
+	mux := vsock.NewMux(e.channel)
 	defer func() {
 		g.close()
 		if err != nil {
+			_ = mux.Close()
 			e.close()
 		}
 	}()
 	go followLog(e.log, log)
-	if err := d.runHelper(ctx, c.ID, dir.Path(), g, e.console, log); err != nil {
+	if err := d.runHelper(ctx, c.ID, dir.Path(), e, g, log); err != nil {
 		return nil, err
 	}
 	pid, err := readPIDFile(dir.Join(pidFile))
@@ -158,7 +161,7 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ *
 	}
 	m := &machine{
 		driver: d, id: c.ID, detached: c.Detached, dir: dir, sentry: sentry, ends: e, runscLog: log,
-		log: c.Log, done: make(chan struct{}), mux: vsock.NewMux(e.channel.(vsock.Channel)),
+		log: c.Log, done: make(chan struct{}), mux: mux,
 	}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)

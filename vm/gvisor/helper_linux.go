@@ -28,7 +28,9 @@ const (
 // ends are the descriptors that connect a machine with its owner.
 type ends struct {
 	channel net.Conn // carries the mux
-	life    *os.File // write end of the guest's standard input; nil when detached
+	// life is the write end of the guest's standard input. One byte opens the
+	// helper's gate; its closing ends a machine that is not detached.
+	life    *os.File
 	console *os.File // what the guest wrote
 	log     *os.File // read end of runsc's log
 }
@@ -55,7 +57,7 @@ func closeFiles(files ...*os.File) {
 
 // makeEnds makes both sides. runsc gives the files of its standard streams to the
 // sentry's user, so none of them may be /dev/null or anything else of the host's.
-func makeEnds(id string, detached bool) (_ *ends, _ *guestEnds, err error) {
+func makeEnds(id string) (_ *ends, _ *guestEnds, err error) {
 	e, g := &ends{}, &guestEnds{}
 	defer func() {
 		if err != nil {
@@ -65,10 +67,6 @@ func makeEnds(id string, detached bool) (_ *ends, _ *guestEnds, err error) {
 	}()
 	if g.stdin, e.life, err = os.Pipe(); err != nil {
 		return nil, nil, err
-	}
-	if detached {
-		_ = e.life.Close()
-		e.life = nil
 	}
 	if e.log, g.log, err = os.Pipe(); err != nil {
 		return nil, nil, err
@@ -127,7 +125,7 @@ func (e *helperError) Unwrap() error { return e.err }
 
 // runHelper starts the machine whose bundle is in dir and returns when it runs. If
 // ctx ends first, the helper is gone, but perhaps not what it started.
-func (d *Driver) runHelper(ctx context.Context, id, dir string, g *guestEnds, console *os.File, log *tail) error {
+func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *guestEnds, log *tail) error {
 	args := []string{
 		helperName, rootFlag(dir), fmt.Sprintf("--log=/proc/self/fd/%d", helperLog),
 		"--platform=systrap", "--network=none", "--directfs=false", "--ignore-cgroups", "--host-settings=ignore",
@@ -141,9 +139,9 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, g *guestEnds, co
 
 	cmd := exec.CommandContext(ctx, d.exe)
 	cmd.Args = args
-	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, d.cgroups.helperEnv(id)...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Dir = dir
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = g.stdin, console, console
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = g.stdin, e.console, e.console
 	cmd.ExtraFiles = []*os.File{g.channel, g.log}
 	cmd.WaitDelay = helperGrace
 	// Away from our terminal: a Ctrl-C is for us to handle.
@@ -153,8 +151,18 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, g *guestEnds, co
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
-	err := cmd.Run()
+	err := cmd.Start()
 	g.close()
+	if err == nil {
+		err = d.cgroups.enter(id, cmd.Process.Pid)
+		if err == nil {
+			_, err = e.life.Write([]byte{'\n'})
+		}
+		if err != nil {
+			_ = cmd.Process.Kill()
+		}
+		err = errors.Join(err, cmd.Wait())
+	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -165,7 +173,7 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, g *guestEnds, co
 		return fmt.Errorf("cannot start an unprivileged sandbox: %w: this host forbids user namespaces; run as root, or allow them "+
 			"(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)", err)
 	}
-	said := readHead(console, tailSize)
+	said := readHead(e.console, tailSize)
 	if said == "" {
 		said = log.String()
 	}

@@ -128,7 +128,15 @@ func TestMemoryLimit(t *testing.T) {
 		t.Skip("this host lets us set no memory limit: run as root, or with a delegated cgroup")
 	}
 	m := create(t, d, testConfig(t))
-	_, _ = ask(testContext(t), m, "head -c 400000000 /dev/zero > /dev/shm/x; sleep 10")
+	// T03: a full disk is an error inside, not the end.
+	if got, err := ask(testContext(t), m, "dd if=/dev/zero of=/big bs=1M count=200 2>&1; ls -l /big; rm /big"); !strings.Contains(got, "No space left") {
+		t.Fatalf("filling the disk: got %q, %v, want no space left", got, err)
+	}
+	// What was promised is there.
+	if got, err := ask(testContext(t), m, "dd if=/dev/zero of=/dev/null bs=95M count=1 2>&1 && echo fine"); !strings.Contains(got, "fine") {
+		t.Fatalf("95 MiB of memory: got %q, %v", got, err)
+	}
+	_, _ = ask(testContext(t), m, "dd if=/dev/zero of=/dev/null bs=400M count=1")
 	select {
 	case <-m.Done():
 	case <-time.After(20 * time.Second):

@@ -26,6 +26,11 @@ var guestCapabilities = []string{
 	"CAP_LEASE", "CAP_AUDIT_WRITE", "CAP_SETFCAP",
 }
 
+// diskBytes is the size of the root's writable layer. It is held in the guest's
+// memory, and the kernel kills the whole machine over its limit: a full disk must
+// come first, with an error that the guest survives.
+func diskBytes(memoryMiB int) int64 { return int64(memoryMiB) << 20 / 8 * 7 }
+
 // makeSpec is the OCI specification of a machine.
 func makeSpec(c *vm.Config, agentImage string) *specs.Spec {
 	args := []string{agentPath, "--mux", "fd:" + strconv.Itoa(channelFD)}
@@ -33,6 +38,7 @@ func makeSpec(c *vm.Config, agentImage string) *specs.Spec {
 		"dev.gvisor.spec.rootfs.source":  c.Image,
 		"dev.gvisor.spec.rootfs.type":    "erofs",
 		"dev.gvisor.spec.rootfs.overlay": "memory",
+		"dev.gvisor.spec.rootfs.options": "size=" + strconv.FormatInt(diskBytes(c.MemoryMiB), 10),
 		annotationMemory:                 strconv.FormatInt(int64(c.MemoryMiB)<<20, 10),
 		annotationCPUs:                   strconv.Itoa(c.VCPUs),
 	}
