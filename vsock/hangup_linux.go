@@ -2,7 +2,6 @@ package vsock
 
 import (
 	"net"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,14 +9,18 @@ import (
 // AwaitHangup is for a stream whose reads have ended: it tells a peer that only
 // finished sending from one that is gone. It blocks until the peer is gone for
 // good or the stream's read deadline strikes or the stream is closed, and
-// reports whether the peer is gone. A stream that cannot tell the two apart (a
-// mux stream: our host never half-closes one) counts as gone at once.
+// reports whether the peer is gone.
+//
+// Only a unix socket can tell the two apart. Every other stream counts as gone at
+// once: our host never half-closes a mux stream, and the device models that serve
+// AF_VSOCK turn a half-close into a full one, of which the guest's kernel shows no
+// POLLHUP.
 func AwaitHangup(conn net.Conn) bool {
-	sc, ok := conn.(syscall.Conn)
+	uc, ok := conn.(*net.UnixConn)
 	if !ok {
 		return true
 	}
-	rc, err := sc.SyscallConn()
+	rc, err := uc.SyscallConn()
 	if err != nil {
 		return true
 	}

@@ -8,6 +8,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/bouvet-run/bouvet/wire"
@@ -24,8 +27,15 @@ type HandshakeError struct {
 	Response string
 }
 
-// Error implements error with the text of seed 000 (checklist A6).
-func (e *HandshakeError) Error() string { return fmt.Sprintf("handshake failed: %q", e.Response) }
+// Error implements error with the text of seed 000 (checklist A6). A response that
+// is not one line of plain ASCII is quoted: it is a peer's (threat T23).
+func (e *HandshakeError) Error() string {
+	line := strings.TrimRight(e.Response, "\r\n")
+	if quoted := strconv.QuoteToASCII(line); quoted[1:len(quoted)-1] != line {
+		return "handshake failed: " + quoted
+	}
+	return "handshake failed: " + line
+}
 
 // Hybrid dials ports of a guest through a hybrid vsock unix socket.
 type Hybrid struct {
@@ -53,6 +63,10 @@ func (h Hybrid) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			op.Addr = &net.UnixAddr{Net: "unix", Name: h.Path}
+		}
 		return nil, fmt.Errorf("socket connect failed: %w", err)
 	}
 	if err := Handshake(ctx, conn, port); err != nil {
@@ -62,13 +76,15 @@ func (h Hybrid) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 }
 
 // Handshake asks for port on a fresh stream and waits for the acknowledgement.
-// It reads not one byte more (checklist A8). When it fails the stream is of no
-// further use, and is the caller's to close.
+// It reads not one byte more (checklist A8), and leaves the stream without a
+// deadline. When it fails the stream is of no further use, and is the caller's to
+// close.
 func Handshake(ctx context.Context, conn net.Conn, port uint32) error {
 	stop := bindDeadline(ctx, conn)
 	err := handshake(conn, port)
-	if cause := stop(); cause != nil && err != nil {
-		return cause
+	// A context that ended has left its deadline on conn, whatever came of it.
+	if cause := stop(); cause != nil {
+		return fmt.Errorf("handshake failed: %w", cause)
 	}
 	return err
 }
@@ -87,7 +103,7 @@ func handshake(conn net.Conn, port uint32) error {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, io.EOF) && len(line) == 0:
+		case len(line) == 0 && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
 			return fmt.Errorf("handshake failed: %w", ErrNotReady)
 		case errors.Is(err, io.EOF):
 			return &HandshakeError{Response: string(line)}

@@ -1,14 +1,13 @@
 package vsock
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
 	"time"
-
-	"github.com/hashicorp/yamux"
 )
 
 // A MuxListener is the guest's end of a Mux: Accept returns the streams that the
@@ -16,98 +15,43 @@ import (
 // while the channel lives (the host's process was replaced), it waits for the
 // next.
 type MuxListener struct {
-	ch        Channel
-	streams   chan net.Conn
-	ended     chan struct{} // closed when the channel has ended
-	closed    chan struct{} // closed by Close
-	closeOnce sync.Once
-	err       error // why it ended; set before ended is closed
+	ch      Channel
+	r       *bufio.Reader // of ch, over all sessions
+	streams chan net.Conn
+	ended   chan struct{} // closed when the channel has ended
+	closed  chan struct{} // closed by Close
+	err     error         // why it ended; set before ended is closed
+
+	mu sync.Mutex // orders Close and the channel's deadline
 }
 
 // NewMuxListener takes over ch.
 func NewMuxListener(ch Channel) *MuxListener {
-	l := &MuxListener{ch: ch, streams: make(chan net.Conn), ended: make(chan struct{}), closed: make(chan struct{})}
+	l := &MuxListener{
+		ch: ch, streams: make(chan net.Conn),
+		ended: make(chan struct{}), closed: make(chan struct{}),
+	}
+	l.r = bufio.NewReaderSize(&stickyEnd{r: ch}, channelBuffer)
 	go l.run()
 	return l
 }
 
-func (l *MuxListener) run() {
-	defer close(l.ended)
-	for {
-		if err := l.serveSession(); err != nil {
-			select {
-			case <-l.closed:
-				err = net.ErrClosed
-			default:
-			}
-			l.err = err
-			_ = l.ch.Close()
-			return
-		}
-	}
-}
-
-// serveSession serves one session; an error means that the channel has ended.
-func (l *MuxListener) serveSession() error {
-	if err := l.ch.SetDeadline(time.Time{}); err != nil {
-		return err
-	}
-	p := &preambleReader{r: l.ch}
-	if err := acceptPreamble(l.ch, p); err != nil {
-		return err
-	}
-	watch := &endWatch{r: p}
-	session, err := yamux.Server(sessionChannel{watch, l.ch}, muxConfig())
-	if err != nil {
-		return err
-	}
-	defer session.Close()
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		select {
-		case <-l.closed:
-			_ = session.Close()
-		case <-stop:
-		}
-	}()
-	for {
-		s, err := session.AcceptStream()
-		if err != nil {
-			_ = session.Close()
-			return watch.ended()
-		}
-		select {
-		case l.streams <- &muxConn{Stream: s}:
-		case <-l.closed:
-			_ = s.Close()
-			return net.ErrClosed
-		}
-	}
-}
-
-// endWatch remembers whether the channel itself ended, which a session's error
-// does not tell.
-type endWatch struct {
+// stickyEnd makes the end of a channel last: a session's reader may have taken it.
+type stickyEnd struct {
 	r   io.Reader
-	mu  sync.Mutex
-	err error // guarded by mu
+	err error
 }
 
-func (w *endWatch) Read(b []byte) (int, error) {
-	n, err := w.r.Read(b)
+// Read implements io.Reader.
+func (s *stickyEnd) Read(b []byte) (int, error) {
+	if s.err != nil {
+		return 0, s.err
+	}
+	n, err := s.r.Read(b)
 	if err != nil && !isTimeout(err) {
-		w.mu.Lock()
-		w.err = err
-		w.mu.Unlock()
+		s.err = err
 	}
 	return n, err
-}
-
-func (w *endWatch) ended() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.err
 }
 
 func isTimeout(err error) bool {
@@ -115,15 +59,64 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// sessionChannel is the channel as one session sees it: closing it unblocks the
-// session and leaves the channel open for the next.
-type sessionChannel struct {
-	io.Reader
-	ch Channel
+func (l *MuxListener) run() {
+	defer close(l.ended)
+	defer l.ch.Close()
+	for {
+		if err := l.serveSession(); err != nil {
+			if isClosed(l.closed) {
+				err = net.ErrClosed
+			}
+			l.err = err
+			return
+		}
+	}
 }
 
-func (s sessionChannel) Write(b []byte) (int, error) { return s.ch.Write(b) }
-func (s sessionChannel) Close() error                { return s.ch.SetDeadline(time.Unix(1, 0)) }
+// resume lifts the deadline that ended the last session's I/O.
+func (l *MuxListener) resume() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if isClosed(l.closed) {
+		return net.ErrClosed
+	}
+	return l.ch.SetDeadline(time.Time{})
+}
+
+// interrupt ends all I/O on the channel and leaves it open.
+func (l *MuxListener) interrupt() { _ = l.ch.SetDeadline(time.Unix(1, 0)) }
+
+// serveSession serves one session; an error means that the channel has ended. How
+// a session ended does not tell that: the next one's preamble will.
+func (l *MuxListener) serveSession() error {
+	if err := l.resume(); err != nil {
+		return err
+	}
+	if err := acceptPreamble(l.ch, l.r); err != nil {
+		return err
+	}
+	link, err := newMuxLink(l.ch, l.r, false, l.interrupt)
+	if err != nil {
+		return err
+	}
+	defer link.close()
+	// Close interrupts the channel, and so the session, which ends this loop.
+	for {
+		s, err := link.session.AcceptStream()
+		if err != nil {
+			return nil //nolint:nilerr // the session has ended; the channel may live.
+		}
+		conn := newMuxConn(s, link)
+		select {
+		case l.streams <- conn:
+		case <-link.session.CloseChan():
+			_ = conn.Close()
+		case <-l.closed:
+			_ = conn.Close()
+			return net.ErrClosed
+		}
+	}
+}
 
 // Accept implements net.Listener. Once the channel has ended it returns io.EOF
 // (the host went away) or what broke it.
@@ -139,20 +132,18 @@ func (l *MuxListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener. It closes the channel too.
+// Close implements net.Listener. It ends the session, its streams and the channel,
+// is idempotent, and returns when that is done.
 func (l *MuxListener) Close() error {
-	l.closeOnce.Do(func() {
+	l.mu.Lock()
+	if !isClosed(l.closed) {
 		close(l.closed)
-		_ = l.ch.SetDeadline(time.Unix(1, 0))
-	})
+		l.interrupt()
+	}
+	l.mu.Unlock()
 	<-l.ended
 	return nil
 }
 
 // Addr implements net.Listener.
 func (l *MuxListener) Addr() net.Addr { return muxAddr{} }
-
-type muxAddr struct{}
-
-func (muxAddr) Network() string { return "mux" }
-func (muxAddr) String() string  { return "mux" }

@@ -1,12 +1,14 @@
 package vsock
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"time"
 )
 
 // The preamble agrees on where a mux session begins in a byte stream that may
@@ -16,16 +18,40 @@ import (
 // follows go, in either direction, is yamux. Repeated hellos before start and
 // echoes before go are skipped by both.
 //
-//	host:  \nBOUVET-MUX 1 hello <nonce>\n
+//	host:  \n...\nBOUVET-MUX 1 hello <nonce>\n
 //	guest: \nBOUVET-MUX 1 hello <nonce>\n
 //	host:  \nBOUVET-MUX 1 start <nonce>\n
 //	guest: \nBOUVET-MUX 1 go <nonce>\n
+//
+// The first hello comes after padding: as many newlines as the last frame of a
+// dead session can lack. A guest that still serves that session takes them for
+// the rest of it, and then for a frame of no known version, which ends it.
 const (
 	preambleMagic = "BOUVET-MUX 1 "
 	nonceLen      = 32
 	// maxPreambleLine bounds a line; longer ones are the rest of something else.
 	maxPreambleLine = len(preambleMagic) + len("hello ") + nonceLen
+	// paddingLen is the number of newlines before a hello.
+	paddingLen = maxMuxData + muxHeaderLen
 )
+
+// How often the host repeats its hello until the guest echoes it: quickly at
+// first, because the guest may just be starting. Every paddingEvery-th is padded.
+const (
+	firstHelloInterval = 5 * time.Millisecond
+	helloInterval      = 250 * time.Millisecond
+	paddingEvery       = 4
+)
+
+// Verbs of the preamble.
+const (
+	verbHello = "hello"
+	verbStart = "start"
+	verbGo    = "go"
+)
+
+// channelBuffer is how much is read from a channel at once.
+const channelBuffer = 32 << 10
 
 func newNonce() string {
 	var b [nonceLen / 2]byte
@@ -38,38 +64,45 @@ func writePreamble(w io.Writer, verb, nonce string) error {
 	return err
 }
 
-// A preambleReader finds preamble lines in a stream, skips all else, and then
-// reads on as a plain reader.
-type preambleReader struct {
-	r    io.Reader
-	buf  [512]byte
-	have []byte
+// greet says hello until stop is closed. A write that fails is of no account: the
+// channel may be full because the guest is not there yet.
+func greet(ch Channel, nonce string, stop <-chan struct{}) {
+	padding := bytes.Repeat([]byte("\n"), paddingLen)
+	interval := firstHelloInterval
+	for n := 0; ; n++ {
+		_ = ch.SetWriteDeadline(time.Now().Add(helloInterval))
+		if n%paddingEvery == 0 {
+			_, _ = ch.Write(padding)
+		}
+		_ = writePreamble(ch, verbHello, nonce)
+		timer := time.NewTimer(interval)
+		select {
+		case <-stop:
+			timer.Stop()
+			_ = ch.SetWriteDeadline(time.Time{})
+			return
+		case <-timer.C:
+		}
+		interval = min(2*interval, helloInterval)
+	}
 }
 
-// next returns the verb and nonce of the next preamble line.
-func (p *preambleReader) next() (verb, nonce string, err error) {
-	var line []byte
+// nextPreamble returns the verb and nonce of the next preamble line and skips all
+// else.
+func nextPreamble(r *bufio.Reader) (verb, nonce string, err error) {
+	whole := true // line is the beginning of a line
 	for {
-		for len(p.have) > 0 {
-			c := p.have[0]
-			p.have = p.have[1:]
-			if c != '\n' {
-				// One byte beyond the bound is enough to tell that it is not ours.
-				if len(line) <= maxPreambleLine {
-					line = append(line, c)
-				}
-				continue
-			}
-			if verb, nonce, ok := parsePreamble(line); ok {
+		line, err := r.ReadSlice('\n')
+		ended := err == nil
+		if whole && ended {
+			if verb, nonce, ok := parsePreamble(line[:len(line)-1]); ok {
 				return verb, nonce, nil
 			}
-			line = line[:0]
 		}
-		n, err := p.r.Read(p.buf[:])
-		p.have = p.buf[:n]
-		if n == 0 && err != nil {
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return "", "", err
 		}
+		whole = ended
 	}
 }
 
@@ -79,26 +112,16 @@ func parsePreamble(line []byte) (verb, nonce string, ok bool) {
 		return "", "", false
 	}
 	v, n, ok := bytes.Cut(rest, []byte(" "))
-	if !ok || len(n) != nonceLen {
+	if !ok || len(n) != nonceLen || len(bytes.Trim(n, "0123456789abcdef")) > 0 {
 		return "", "", false
 	}
 	return string(v), string(n), true
 }
 
-// Read implements io.Reader for what follows the preamble.
-func (p *preambleReader) Read(b []byte) (int, error) {
-	if len(p.have) > 0 {
-		n := copy(b, p.have)
-		p.have = p.have[n:]
-		return n, nil
-	}
-	return p.r.Read(b)
-}
-
 // awaitVerb reads preamble lines until verb with this nonce.
-func (p *preambleReader) awaitVerb(verb, nonce string) error {
+func awaitVerb(r *bufio.Reader, verb, nonce string) error {
 	for {
-		v, n, err := p.next()
+		v, n, err := nextPreamble(r)
 		if err != nil {
 			return err
 		}
@@ -108,24 +131,42 @@ func (p *preambleReader) awaitVerb(verb, nonce string) error {
 	}
 }
 
-// acceptPreamble is the guest's side: it returns when both sides may speak yamux.
-func acceptPreamble(w io.Writer, p *preambleReader) error {
+// offerPreamble is the host's side: it returns when both sides may speak yamux.
+func offerPreamble(ch Channel, r *bufio.Reader) error {
+	nonce := newNonce()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		greet(ch, nonce, stop)
+	}()
+	err := awaitVerb(r, verbHello, nonce)
+	close(stop)
+	<-stopped
+	if err != nil {
+		return err
+	}
+	if err := writePreamble(ch, verbStart, nonce); err != nil {
+		return err
+	}
+	return awaitVerb(r, verbGo, nonce)
+}
+
+// acceptPreamble is the guest's side.
+func acceptPreamble(w io.Writer, r *bufio.Reader) error {
 	nonce := ""
 	for {
-		verb, n, err := p.next()
+		verb, n, err := nextPreamble(r)
 		if err != nil {
 			return err
 		}
 		switch {
-		case verb == "hello":
+		case verb == verbHello:
 			nonce = n
-			if err := writePreamble(w, "hello", nonce); err != nil {
+			if err := writePreamble(w, verbHello, nonce); err != nil {
 				return err
 			}
-		case verb == "start" && n == nonce && nonce != "":
-			return writePreamble(w, "go", nonce)
+		case verb == verbStart && n == nonce && nonce != "":
+			return writePreamble(w, verbGo, nonce)
 		}
 	}
 }
-
-var errMuxClosed = errors.New("mux is closed")
