@@ -1,0 +1,2 @@
+// Package bouvet runs code that nobody trusts in sandboxes.
+package bouvet
