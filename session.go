@@ -168,7 +168,7 @@ func exitOf(f wire.StreamFrame) error {
 // lineSource reads frames as lines. A line that has begun must end within stall;
 // between lines a command may be silent for as long as it likes.
 func (s *session) lineSource(stall time.Duration) func() (wire.StreamFrame, error) {
-	guard := &stallGuard{conn: s.conn, stall: stall}
+	guard := &stallGuard{conn: s.conn, from: s.conn, stall: stall}
 	lines := wire.NewLineReader(guard, wire.MaxExecLine, nil)
 	guard.inMessage = func() bool { return lines.Buffered() > 0 }
 	var legacy []wire.StreamFrame
@@ -200,7 +200,7 @@ func (s *session) lineSource(stall time.Duration) func() (wire.StreamFrame, erro
 
 // frameSource reads binary frames, with the same rule.
 func (s *session) frameSource(stall time.Duration) func() (wire.StreamFrame, error) {
-	guard := &stallGuard{conn: s.conn, stall: stall}
+	guard := &stallGuard{conn: s.conn, from: s.conn, stall: stall}
 	buffered := bufio.NewReaderSize(guard, wire.ChunkSize)
 	frames := wire.NewFrameReader(buffered)
 	within := false
@@ -239,6 +239,7 @@ func (s *session) frameSource(stall time.Duration) func() (wire.StreamFrame, err
 // under way (threat T20).
 type stallGuard struct {
 	conn      net.Conn
+	from      io.Reader // where to read: the connection, or what has buffered some of it
 	stall     time.Duration
 	inMessage func() bool
 	armed     bool
@@ -256,7 +257,7 @@ func (g *stallGuard) Read(p []byte) (int, error) {
 		}
 		g.armed = within
 	}
-	return g.conn.Read(p)
+	return g.from.Read(p)
 }
 
 // wait is Cmd.Wait.

@@ -230,4 +230,3 @@ func (s *session) setTimeout(d time.Duration) {
 	timer := time.AfterFunc(d+grace, func() { s.cancel(&TimeoutError{Timeout: d}) })
 	context.AfterFunc(s.ctx, func() { timer.Stop() })
 }
-
