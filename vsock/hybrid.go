@@ -57,14 +57,13 @@ func (h Hybrid) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("socket connect failed: %w", err)
 		}
-		defer dir.Close()
+		defer func() { _ = dir.Close() }()
 		path = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
 	}
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
 			op.Addr = &net.UnixAddr{Net: "unix", Name: h.Path}
 		}
 		return nil, fmt.Errorf("socket connect failed: %w", err)

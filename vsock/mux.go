@@ -41,7 +41,7 @@ func NewMux(ch Channel) *Mux {
 // run owns the session from preamble to end.
 func (m *Mux) run() {
 	defer close(m.done)
-	defer m.ch.Close()
+	defer func() { _ = m.ch.Close() }()
 	link, err := m.start()
 	if err != nil {
 		m.err = fmt.Errorf("cannot start mux session: %w", err)

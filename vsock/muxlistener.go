@@ -61,7 +61,7 @@ func isTimeout(err error) bool {
 
 func (l *MuxListener) run() {
 	defer close(l.ended)
-	defer l.ch.Close()
+	defer func() { _ = l.ch.Close() }()
 	for {
 		if err := l.serveSession(); err != nil {
 			if isClosed(l.closed) {
@@ -104,7 +104,7 @@ func (l *MuxListener) serveSession() error {
 	for {
 		s, err := link.session.AcceptStream()
 		if err != nil {
-			return nil //nolint:nilerr // the session has ended; the channel may live.
+			return nil // the session has ended; the channel may live
 		}
 		conn := newMuxConn(s, link)
 		select {

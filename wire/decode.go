@@ -122,8 +122,7 @@ func mismatch(raw []byte, want string) error {
 
 // brief bounds the text of an error of package json, which quotes numbers whole.
 func brief(err error) error {
-	var te *json.UnmarshalTypeError
-	if errors.As(err, &te) {
+	if te, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%.*s where %s is wanted", shown, te.Value, te.Type)
 	}
 	return err
