@@ -19,7 +19,7 @@ func debianLayer(r recipe, progress Progress) Layer {
 		// SOURCE_DATE_EPOCH makes mmdebstrap bound modification times, and the
 		// programs it runs record that date instead of today's.
 		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.Epoch, 10))
-		p := &program{name: "mmdebstrap", cmd: cmd, cancel: cancel}
+		p := &program{name: "mmdebstrap", cmd: cmd, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
 		p.stderr.line = func(line string) {
 			if stage, ok := debianStage(line); ok {
 				progress.stage(stage)
@@ -92,6 +92,7 @@ type program struct {
 	name   string
 	cmd    *exec.Cmd
 	cancel context.CancelFunc
+	cause  func() error // why the program was ended, if it was
 	stdout io.ReadCloser
 	stderr tail
 	once   sync.Once
@@ -112,7 +113,9 @@ func (p *program) Read(b []byte) (int, error) {
 func (p *program) wait() error {
 	p.once.Do(func() {
 		if err := p.cmd.Wait(); err != nil {
-			p.err = p.stderr.explain(p.name, err)
+			if p.err = p.cause(); p.err == nil {
+				p.err = p.stderr.explain(p.name, err)
+			}
 		}
 		reap(p.cmd)
 	})

@@ -234,9 +234,11 @@ func TestDefaultIsCurrent(t *testing.T) {
 	if _, ok := s.current(t.Context(), digest); !ok {
 		t.Skip("the default image is of another recipe: run `make image`")
 	}
+	path := os.Getenv("PATH")
 	t.Setenv("PATH", "") // nothing is run
 	start := time.Now()
 	info, err := BuildDefault(t.Context(), s, BuildOptions{})
+	t.Setenv("PATH", path)
 	if err != nil || info.Name != DefaultName {
 		t.Fatalf("BuildDefault = %+v, %v", info, err)
 	}
