@@ -149,18 +149,13 @@ func (c *AgentClient) writeFile(ctx context.Context, p wire.WriteFileParams) err
 	return nil
 }
 
-// maxEntries is how many names of one directory are accepted of a guest.
-const maxEntries = 1 << 20
-
-// ListDir returns the entries of a directory, sorted by name.
+// ListDir returns the entries of a directory, sorted by name. A directory may
+// have wire.MaxElements entries.
 func (c *AgentClient) ListDir(ctx context.Context, path string) ([]FileEntry, error) {
 	c.log.LogAttrs(ctx, slog.LevelDebug, "listing directory", guestAttr("path", path))
 	var r wire.ListDirResult
 	if err := c.call(ctx, call{method: wire.MethodListDir, params: wire.PathParams{Path: path}, bound: maxListReply}, &r); err != nil {
 		return nil, err
-	}
-	if len(r.Entries) > maxEntries {
-		return nil, &JSONError{fmt.Errorf("list_dir returned %d entries, at most %d are allowed", len(r.Entries), maxEntries)}
 	}
 	for _, e := range r.Entries {
 		if err := checkName(e.Name); err != nil {

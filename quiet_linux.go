@@ -13,6 +13,9 @@ import (
 // nothing to be read from it. What a peer says unasked answers no question of
 // ours (threat T19).
 func quiet(conn net.Conn) bool {
+	if q, ok := conn.(interface{ Quiet() bool }); ok { // a mux stream
+		return q.Quiet()
+	}
 	if sc, ok := conn.(syscall.Conn); ok {
 		rc, err := sc.SyscallConn()
 		if err != nil {
@@ -30,7 +33,7 @@ func quiet(conn net.Conn) bool {
 		// Only "nothing there yet" is good: no error means a byte, or the end.
 		return errors.Is(peekErr, unix.EAGAIN) || errors.Is(peekErr, unix.ENOTSOCK)
 	}
-	// A mux stream looks for data before it looks at the clock.
+	// At least an end of the stream shows.
 	if conn.SetReadDeadline(time.Unix(1, 0)) != nil {
 		return false
 	}

@@ -113,7 +113,7 @@ func (s *session) handle(f wire.StreamFrame) (end bool, err error) {
 	case wire.FrameTypeStderr:
 		return false, s.output(s.cmd.Stderr, f.Data)
 	case wire.FrameTypeStarted:
-		if !s.extended || s.isBegun() || f.PID < 0 || len(f.ID) > 64 {
+		if !s.extended || s.isBegun() || f.PID < 0 || f.ID != "" && !wire.ValidID(f.ID) {
 			return false, &JSONError{errors.New("started frame out of place")}
 		}
 		s.started = f

@@ -81,7 +81,12 @@ func (c *Cmd) check() error {
 	case c.Timeout < 0:
 		return fmt.Errorf("cannot start command: timeout of %v is negative", c.Timeout)
 	}
-	for _, s := range slices.Concat(c.Args, c.Env, []string{c.Dir, c.User, c.ID, c.attach}) {
+	for _, id := range []string{c.ID, c.attach} {
+		if id != "" && !wire.ValidID(id) {
+			return fmt.Errorf("cannot start command: id %.80q has not 1 to %d characters of A-Z a-z 0-9 . _ -", id, wire.MaxID)
+		}
+	}
+	for _, s := range slices.Concat(c.Args, c.Env, []string{c.Dir, c.User}) {
 		if strings.IndexByte(s, 0) >= 0 {
 			return fmt.Errorf("cannot start command: %.80q holds a NUL byte", s) // T10
 		}

@@ -41,14 +41,10 @@ func (s *session) data(p []byte) (int, error) {
 			return written, io.ErrClosedPipe
 		}
 		chunk := p[:min(len(p), wire.ChunkSize)]
-		var err error
 		if s.binary {
 			s.sendBuf = wire.AppendFrame(s.sendBuf[:0], wire.FrameStdin, chunk)
 		} else {
-			s.sendBuf, err = wire.AppendLine(s.sendBuf[:0], wire.InputFrame{Type: wire.FrameTypeStdin, Data: chunk})
-		}
-		if err != nil {
-			return written, &JSONError{err}
+			s.sendBuf = wire.AppendDataFrame(s.sendBuf[:0], wire.FrameTypeStdin, chunk)
 		}
 		if err := s.writeLocked(s.sendBuf); err != nil {
 			return written, err
