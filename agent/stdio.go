@@ -1,0 +1,96 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// serveStdio serves the one connection that standard input and output are.
+func (p *Program) serveStdio(ctx context.Context, s *Server, port uint32) error {
+	if _, ok := s.serves(port); !ok {
+		return fmt.Errorf("port %d is not served", port)
+	}
+	conn, err := newStdioConn(p.Stdin, p.Stdout)
+	if err != nil {
+		return fmt.Errorf("cannot use standard input and output: %w", err)
+	}
+	s.ServeConn(ctx, conn, port)
+	return nil
+}
+
+// A stdioConn is a connection made of two descriptors.
+type stdioConn struct{ in, out *os.File }
+
+func newStdioConn(in, out *os.File) (*stdioConn, error) {
+	i, err := pollable(in)
+	if err != nil {
+		return nil, err
+	}
+	o, err := pollable(out)
+	if err != nil {
+		return nil, errors.Join(err, i.Close())
+	}
+	return &stdioConn{i, o}, nil
+}
+
+// pollable returns a duplicate of f whose reads and writes Close can end, where
+// the kernel allows that. Terminals and regular files keep their mode, which they
+// share with other programs.
+func pollable(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	if kind := st.Mode & unix.S_IFMT; kind == unix.S_IFIFO || kind == unix.S_IFSOCK {
+		if err := unix.SetNonblock(fd, true); err != nil {
+			return nil, errors.Join(err, unix.Close(fd))
+		}
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil //nolint:gosec // descriptors are small.
+}
+
+func (c *stdioConn) Read(b []byte) (int, error)  { return c.in.Read(b) }
+func (c *stdioConn) Write(b []byte) (int, error) { return c.out.Write(b) }
+func (c *stdioConn) Close() error                { return errors.Join(c.in.Close(), c.out.Close()) }
+
+// SyscallConn is for vsock.AwaitHangup: the peer is gone when nobody reads our
+// output any more. The end of the input alone means only that it has no more to say.
+func (c *stdioConn) SyscallConn() (syscall.RawConn, error) { return c.out.SyscallConn() }
+
+func (c *stdioConn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// A descriptor that cannot be polled has no deadlines.
+func (c *stdioConn) SetReadDeadline(t time.Time) error {
+	if err := c.in.SetReadDeadline(t); !errors.Is(err, os.ErrNoDeadline) {
+		return err
+	}
+	return nil
+}
+
+func (c *stdioConn) SetWriteDeadline(t time.Time) error {
+	if err := c.out.SetWriteDeadline(t); !errors.Is(err, os.ErrNoDeadline) {
+		return err
+	}
+	return nil
+}
+
+func (c *stdioConn) LocalAddr() net.Addr  { return stdioAddr{} }
+func (c *stdioConn) RemoteAddr() net.Addr { return stdioAddr{} }
+
+type stdioAddr struct{}
+
+func (stdioAddr) Network() string { return "stdio" }
+func (stdioAddr) String() string  { return "stdio" }
