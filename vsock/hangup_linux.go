@@ -2,6 +2,7 @@ package vsock
 
 import (
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,11 +12,15 @@ import (
 // good or the stream's read deadline strikes or the stream is closed, and
 // reports whether the peer is gone.
 //
-// Only a unix socket can tell the two apart. Every other stream counts as gone at
+// A stream that can tell itself does so in a method AwaitHangup() bool. Of the
+// others only a unix socket can tell the two apart. Every other stream counts as gone at
 // once: our host never half-closes a mux stream, and the device models that serve
 // AF_VSOCK turn a half-close into a full one, of which the guest's kernel shows no
 // POLLHUP.
 func AwaitHangup(conn net.Conn) bool {
+	if c, ok := conn.(interface{ AwaitHangup() bool }); ok {
+		return c.AwaitHangup()
+	}
 	uc, ok := conn.(*net.UnixConn)
 	if !ok {
 		return true
@@ -24,9 +29,16 @@ func AwaitHangup(conn net.Conn) bool {
 	if err != nil {
 		return true
 	}
+	return AwaitHangupFD(rc)
+}
+
+// AwaitHangupFD does what AwaitHangup does for a descriptor: that of a socket, or
+// of the pipe that the peer reads from. It cannot tell of one that the kernel
+// cannot poll, and then counts the peer as there.
+func AwaitHangupFD(rc syscall.RawConn) bool {
 	gone := false
 	// The runtime's poller wakes this for every change of the socket's state.
-	err = rc.Read(func(fd uintptr) bool {
+	err := rc.Read(func(fd uintptr) bool {
 		p := []unix.PollFd{{Fd: int32(fd)}} //nolint:gosec // descriptors are small.
 		if _, err := unix.Poll(p, 0); err != nil {
 			return false
