@@ -2,10 +2,11 @@ package agent
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"strconv"
 	"strings"
+
+	"github.com/bouvet-run/bouvet/agent/proc"
 )
 
 // An owner is who a file is made for.
@@ -23,56 +24,11 @@ func target(path string, mode *uint32, user string) (*owner, error) {
 	if user == "" {
 		return nil, nil //nolint:nilnil // nobody in particular.
 	}
-	o, err := ownerOf(user)
+	a, err := proc.LookUpUser(user)
 	if err != nil {
-		return nil, invalid("%v", err)
+		return nil, invalid("%v", shorten(err.Error(), maxShownMethod))
 	}
-	return o, nil
-}
-
-// ownerOf reads a user parameter: a name, a number, or "uid:gid". A number that
-// no account has belongs to the group of the same number.
-func ownerOf(user string) (*owner, error) {
-	if u, g, ok := strings.Cut(user, ":"); ok {
-		uid, uidErr := parseID(u)
-		gid, gidErr := parseID(g)
-		if uidErr != nil || gidErr != nil {
-			return nil, fmt.Errorf("user %q is not uid:gid", shorten(user, maxShownMethod))
-		}
-		return &owner{uid, gid}, nil
-	}
-	var found *owner
-	eachAccount("/etc/passwd", func(fields []string) bool {
-		if len(fields) < 4 || fields[0] != user && fields[2] != user {
-			return true
-		}
-		uid, uidErr := parseID(fields[2])
-		gid, gidErr := parseID(fields[3])
-		if uidErr == nil && gidErr == nil {
-			found = &owner{uid, gid}
-		}
-		return found == nil
-	})
-	if found != nil {
-		return found, nil
-	}
-	id, err := parseID(user)
-	if err != nil {
-		return nil, fmt.Errorf("unknown user %q", shorten(user, maxShownMethod))
-	}
-	return &owner{id, id}, nil
-}
-
-// parseID reads a user or group number; the largest means "unchanged" to chown(2).
-func parseID(s string) (int, error) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
-		return 0, err
-	}
-	if n == 1<<32-1 {
-		return 0, strconv.ErrRange
-	}
-	return int(n), nil
+	return &owner{int(a.UID), int(a.GID)}, nil
 }
 
 func userName(uid uint32) string  { return nameOf("/etc/passwd", uid) }

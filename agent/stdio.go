@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bouvet-run/bouvet/vsock"
 )
 
 // serveStdio serves the one connection that standard input and output are.
@@ -64,9 +65,12 @@ func (c *stdioConn) Read(b []byte) (int, error)  { return c.in.Read(b) }
 func (c *stdioConn) Write(b []byte) (int, error) { return c.out.Write(b) }
 func (c *stdioConn) Close() error                { return errors.Join(c.in.Close(), c.out.Close()) }
 
-// SyscallConn is for vsock.AwaitHangup: the peer is gone when nobody reads our
+// AwaitHangup is for vsock.AwaitHangup: the peer is gone when nobody reads our
 // output any more. The end of the input alone means only that it has no more to say.
-func (c *stdioConn) SyscallConn() (syscall.RawConn, error) { return c.out.SyscallConn() }
+func (c *stdioConn) AwaitHangup() bool {
+	rc, err := c.out.SyscallConn()
+	return err != nil || vsock.AwaitHangupFD(rc)
+}
 
 func (c *stdioConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
