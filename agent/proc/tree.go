@@ -1,0 +1,174 @@
+package proc
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A relative is a line of /proc about a process.
+type relative struct {
+	pid, parent, group, session int
+	started                     uint64 // tells it from a later one of the same number
+	dead                        bool   // a zombie without threads
+}
+
+// Bounds of a kill: after so many looks a process that is still there is in an
+// uninterruptible sleep.
+const (
+	maxKillRounds = 500
+	killPause     = 4 * time.Millisecond
+)
+
+// Kill ends the process and everything it started: its process group, its session
+// and its descendants, those that left the session too, as far as their parents
+// live. It returns when they are gone, or at least the signal has been sent and
+// two seconds have passed. Of a process that has ended it kills nothing: its
+// background children live on.
+func (p *Process) Kill() {
+	p.killMu.Lock()
+	defer p.killMu.Unlock()
+	// What is stopped cannot fork, and cannot die and so cut the line to its
+	// children, before all of them have been found.
+	family := p.freeze()
+	if family == nil {
+		return
+	}
+	_ = p.kill(unix.SIGKILL, true)
+	for range maxKillRounds {
+		alive := p.extend(family)
+		if len(alive) == 0 {
+			break
+		}
+		for _, r := range alive {
+			_ = unix.Kill(r.pid, unix.SIGKILL)
+		}
+		<-time.After(killPause)
+	}
+}
+
+// freeze stops the whole family and returns it, by process number; nil if the
+// process has ended.
+func (p *Process) freeze() map[int]uint64 {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	// Not reaped, so the number is still its own.
+	self, ok := readRelative(p.pid)
+	if p.reaped || !ok {
+		return nil
+	}
+	family := map[int]uint64{p.pid: self.started}
+	_ = unix.Kill(-p.pid, unix.SIGSTOP)
+	for range maxKillRounds {
+		before := len(family)
+		for _, r := range p.extend(family) {
+			_ = unix.Kill(r.pid, unix.SIGSTOP)
+		}
+		if len(family) == before {
+			break
+		}
+	}
+	return family
+}
+
+// extend adds to the family the living processes that belong to it and are not in
+// it yet, and returns all of its living.
+func (p *Process) extend(family map[int]uint64) []relative {
+	all := relatives()
+	now := make(map[int]uint64, len(all))
+	for _, r := range all {
+		now[r.pid] = r.started
+	}
+	// A number is only what it was while the process that had it is there.
+	same := func(pid int) bool {
+		started, ok := family[pid]
+		return ok && now[pid] == started
+	}
+	leader, there := now[p.pid]
+	own := !there || leader == family[p.pid]
+	in := func(r relative) bool {
+		return same(r.pid) || same(r.parent) || own && (r.session == p.pid || r.group == p.pid)
+	}
+	var alive []relative
+	seen := make([]bool, len(all))
+	for found := true; found; {
+		found = false
+		for i, r := range all {
+			if seen[i] || r.dead || !in(r) {
+				continue
+			}
+			seen[i], found = true, true
+			family[r.pid] = r.started
+			alive = append(alive, r)
+		}
+	}
+	return alive
+}
+
+// relatives reads the process table.
+func relatives() []relative {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil
+	}
+	self := os.Getpid()
+	var all []relative
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == self || pid == 1 {
+			continue
+		}
+		if r, ok := readRelative(pid); ok {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+func readRelative(pid int) (relative, bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return relative{}, false
+	}
+	return parseStat(pid, string(b))
+}
+
+// parseStat reads proc_pid_stat(5). The program's name, in parentheses, may itself
+// hold anything.
+func parseStat(pid int, stat string) (relative, bool) {
+	i := strings.LastIndexByte(stat, ')')
+	if i < 0 {
+		return relative{}, false
+	}
+	f := strings.Fields(stat[i+1:]) // from field 3 on
+	if len(f) < 20 {
+		return relative{}, false
+	}
+	r := relative{pid: pid}
+	threads := 0
+	for _, n := range []struct {
+		to   *int
+		from string
+	}{{&r.parent, f[1]}, {&r.group, f[2]}, {&r.session, f[3]}, {&threads, f[17]}} {
+		v, err := strconv.Atoi(n.from)
+		if err != nil {
+			return relative{}, false
+		}
+		*n.to = v
+	}
+	var err error
+	if r.started, err = strconv.ParseUint(f[19], 10, 64); err != nil {
+		return relative{}, false
+	}
+	// A process whose first thread has ended looks like a zombie, too.
+	r.dead = (f[0] == "Z" || f[0] == "X") && threads <= 1
+	return r, true
+}
