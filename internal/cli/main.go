@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set at link time by the Makefile.
+var version = "devel"
+
+// Main runs the command line args, which does not begin with the program's name,
+// and returns the exit code.
+func Main(args []string) int {
+	return run(context.Background(), systemWorld(), args)
+}
+
+func run(ctx context.Context, w *world, args []string) int {
+	root := newRoot(w)
+	root.SetArgs(args)
+	root.SetIn(w.stdin)
+	root.SetOut(w.stdout)
+	root.SetErr(w.stderr)
+	defer w.close()
+
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var exit *exitError
+	if errors.As(err, &exit) && exit.err == nil {
+		return exit.code
+	}
+	code := exitFailure
+	if exit != nil {
+		code, err = exit.code, exit.err
+	}
+	w.report(err, wantsJSON(args))
+	return code
+}
+
+// wantsJSON looks at the words themselves: a flag that cannot be parsed must be
+// reported as JSON too.
+func wantsJSON(args []string) bool {
+	if i := slices.Index(args, "--"); i >= 0 {
+		args = args[:i]
+	}
+	return slices.Contains(args, "--json") || slices.Contains(args, "--json=true")
+}
+
+func newRoot(w *world) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "bouvet",
+		Short: "run code that nobody trusts in a sandbox of its own",
+		Long: `Bouvet runs code that nobody trusts in a sandbox of its own.
+
+Each run gets a fresh sandbox: a kernel of its own, a private copy of an image,
+no network, limits on memory and time. Nothing of it is left afterwards.`,
+		Example: `  bouvet run -- uname -a
+  bouvet run --lang python --code 'print(sum(range(10)))'
+  bouvet doctor`,
+		Args:              cobra.NoArgs,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		DisableAutoGenTag: true,
+	}
+	root.PersistentFlags().BoolVar(&w.debug, "debug", false, "log what Bouvet does to standard error")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
+	root.AddCommand(
+		newRunCommand(w),
+		newImageCommand(w),
+		newDoctorCommand(w),
+		newVersionCommand(w),
+		newExitCodesTopic(),
+		newGenDocsCommand(),
+	)
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	wrapArgs(root)
+	return root
+}
+
+// wrapArgs makes a wrong number of arguments a usage error like a wrong flag.
+func wrapArgs(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return usageError(cmd, err)
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		wrapArgs(sub)
+	}
+}
+
+// asFile returns v as a file if it is one.
+func asFile(v any) (*os.File, bool) {
+	f, ok := v.(*os.File)
+	return f, ok && f != nil
+}
