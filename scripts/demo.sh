@@ -31,7 +31,7 @@ show() {
   end=$(now_us)
   printf '%s\n' "$output" | sed 's/^/   | /'
   if [ "$status" -ne 0 ] || [[ $output != *"$want"* ]]; then
-    printf '   FAILED: exit %d, or no %q in the output\n' "$status" "$want"
+    printf '   FAILED: exit %d, or no "%s" in the output\n' "$status" "$want"
     failures=$((failures + 1))
   fi
   awk -v us=$((end - start)) 'BEGIN { printf "   %.2f s, from no sandbox to none\n", us / 1e6 }'
