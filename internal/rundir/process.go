@@ -64,7 +64,7 @@ func stat(pid int) (start uint64, state byte, err error) {
 	// The name in parentheses may hold anything, parentheses included.
 	i := bytes.LastIndexByte(b, ')')
 	fields := strings.Fields(string(b[i+1:]))
-	const stateField, startField = 3 - 3, 22 - 3
+	const stateField, startField = 0, 22 - 3 // fields 3 and 22, counted from the third
 	if i < 0 || len(fields) <= startField {
 		return 0, 0, errors.New("cannot identify process: malformed stat")
 	}

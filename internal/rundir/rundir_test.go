@@ -13,29 +13,31 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/bouvet-run/bouvet/internal/testutil"
 )
 
-// childEnv makes the test binary an owner of directories that is to be killed.
-const childEnv = "RUNDIR_TEST_CHILD"
-
 func TestMain(m *testing.M) {
-	if base := os.Getenv(childEnv); base != "" {
-		d, err := Create(base, "machine-0001", Record{Driver: "test", State: StateCreating})
-		if err == nil {
-			err = d.Update(func(r *Record) { r.Add(Resource{Kind: KindCgroup, Path: "/x"}) })
-		}
-		fmt.Println("created", err)
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(0)
-	}
+	testutil.Personas(map[string]func() int{"owner": own})
 	os.Exit(m.Run())
+}
+
+// own creates a directory below its working directory and stays until it is killed.
+func own() int {
+	d, err := Create("machines", "machine-0001", Record{Driver: "test", State: StateCreating})
+	if err == nil {
+		err = d.Update(func(r *Record) { r.Add(Resource{Kind: KindCgroup, Path: "/x"}) })
+	}
+	fmt.Println("created", err)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return 0
 }
 
 // child starts an owner that has created machine-0001 in base.
 func child(t *testing.T, base string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childEnv+"="+base)
+	cmd := testutil.Reexec(t, "owner")
+	cmd.Dir = filepath.Dir(base)
 	if _, err := cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
@@ -82,6 +84,7 @@ func names(t *testing.T, dir string) []string {
 }
 
 func TestLife(t *testing.T) {
+	testutil.Ledger(t, testutil.Scope{})
 	b := base(t)
 	d := mustCreate(t, b, "machine-0001")
 	if _, err := Create(b, "machine-0001", Record{}); !errors.Is(err, ErrExists) {
@@ -121,6 +124,7 @@ func TestLife(t *testing.T) {
 
 // T26, T32: the lock goes with the owner, however that dies.
 func TestKilledOwner(t *testing.T) {
+	testutil.Ledger(t, testutil.Scope{})
 	b := base(t)
 	cmd := child(t, b)
 	if found, err := Sweep(b, true); err != nil || len(found) != 0 {
@@ -152,6 +156,7 @@ func TestKilledOwner(t *testing.T) {
 // Creators and sweepers at once: no directory of a living owner is ever taken, none is
 // lost, none is left.
 func TestSweepersAndCreators(t *testing.T) {
+	testutil.Ledger(t, testutil.Scope{})
 	b := base(t)
 	stop := make(chan struct{})
 	var sweepers, creators sync.WaitGroup
@@ -203,6 +208,7 @@ func TestSweepersAndCreators(t *testing.T) {
 
 // T39: one winner of many creators.
 func TestOneWinner(t *testing.T) {
+	testutil.Ledger(t, testutil.Scope{})
 	b := base(t)
 	var mu sync.Mutex
 	var won []*Dir

@@ -116,7 +116,7 @@ func sweepRemains(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		info, err := os.Lstat(path)
 		if err != nil || time.Since(info.ModTime()) < unfinishedAge {
-			return nil //nolint:nilerr // gone, or young enough to be in the making
+			return nil // gone, or young enough to be in the making
 		}
 	case err != nil:
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/google/subcommands"
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
+	"gvisor.dev/gvisor/runsc/cmd/util"
 	"gvisor.dev/gvisor/runsc/flag"
 )
 
@@ -34,8 +35,7 @@ type bootCommand struct{ sentrycmd.Boot }
 // the flags that are set by then, so setting them twice is harmless.
 func (b *bootCommand) Execute(ctx context.Context, f *flag.FlagSet, args ...any) subcommands.ExitStatus {
 	if err := b.apply(f); err != nil {
-		fmt.Fprintln(os.Stderr, "cannot boot:", err)
-		return subcommands.ExitFailure
+		util.Fatalf("cannot boot: %v", err) // to the log: standard error is /dev/null here
 	}
 	return b.Boot.Execute(ctx, f, args...)
 }

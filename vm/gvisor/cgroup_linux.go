@@ -98,7 +98,7 @@ func (t *cgroupTree) create(id string, l cgroupLimits) error {
 func (t *cgroupTree) mkdir(dir string) error {
 	var err error
 	for range 16 {
-		if err = os.MkdirAll(filepath.Dir(dir), 0o755); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(filepath.Dir(dir), 0o750); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		if t.v2 {
@@ -106,7 +106,7 @@ func (t *cgroupTree) mkdir(dir string) error {
 				return err
 			}
 		}
-		if err = os.Mkdir(dir, 0o755); !errors.Is(err, fs.ErrNotExist) {
+		if err = os.Mkdir(dir, 0o750); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
@@ -226,7 +226,7 @@ func cgroupPIDs(dir string) ([]int, error) {
 		return nil, err
 	}
 	var pids []int
-	for _, field := range strings.Fields(string(data)) {
+	for field := range strings.FieldsSeq(string(data)) {
 		pid, err := strconv.Atoi(field)
 		if err != nil {
 			return nil, fmt.Errorf("cannot parse %s: %w", dir, err)

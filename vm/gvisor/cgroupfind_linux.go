@@ -58,7 +58,7 @@ func delegated(mount, own string) string {
 	dir := mount
 	for _, elem := range append([]string{"."}, strings.Split(strings.Trim(own, "/"), "/")...) {
 		dir = filepath.Join(dir, elem)
-		have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+		have, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers")) //nolint:gosec // G703: the kernel says the path
 		if err != nil || !hasControllers(string(have)) {
 			return ""
 		}

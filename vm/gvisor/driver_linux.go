@@ -53,6 +53,9 @@ func New(o Options) (*Driver, error) {
 	if d.exe == "" {
 		d.exe = "/proc/self/exe"
 	}
+	if err := checkExe(d.exe); err != nil {
+		return nil, err
+	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -78,7 +79,7 @@ func makeEnds(id string) (_ *ends, _ *guestEnds, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot make channel: %w", err)
 	}
-	host := os.NewFile(uintptr(fds[0]), "channel") //nolint:gosec // a descriptor
+	host := os.NewFile(uintptr(fds[0]), "channel")
 	g.channel = os.NewFile(uintptr(fds[1]), "channel")
 	e.channel, err = net.FileConn(host)
 	_ = host.Close()
@@ -96,7 +97,7 @@ func makeConsole(id string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot make console: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "console") //nolint:gosec // a descriptor
+	f := os.NewFile(uintptr(fd), "console")
 	err = f.Truncate(consoleSize)
 	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
@@ -173,21 +174,22 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *gues
 		return fmt.Errorf("cannot start an unprivileged sandbox: %w: this host forbids user namespaces; run as root, or allow them "+
 			"(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)", err)
 	}
-	said := readHead(e.console, tailSize)
+	// The sentry's own words are in the log alone; the helper repeats its there.
+	said := log.messages()
 	if said == "" {
-		said = log.String()
+		said = oneLine(readHead(e.console, tailSize))
 	}
-	return &helperError{err: err, said: oneLine(said)}
+	return &helperError{err: err, said: said}
 }
 
 // oneLine makes text fit for an error: the guest may have written it.
 func oneLine(s string) string {
 	const limit = 1500
-	s = strings.TrimSpace(s)
+	s = strings.TrimSpace(strings.ToValidUTF8(s, "?"))
 	if len(s) > limit {
-		s = "..." + s[len(s)-limit:]
+		s = "..." + strings.ToValidUTF8(s[len(s)-limit:], "")
 	}
-	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }), "; ")
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }), "; ")
 }
 
 // followLog collects runsc's log until its last writer is gone or the reader closes.

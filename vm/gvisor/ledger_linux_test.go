@@ -65,13 +65,3 @@ func wantNothing(t testing.TB, d *Driver, ids ...string) {
 		t.Errorf("left over: %s", strings.Join(got, "\n\t"))
 	}
 }
-
-// openFDs counts this process's descriptors.
-func openFDs(t testing.TB) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries)
-}

@@ -144,7 +144,7 @@ func (m *machine) cause() string {
 	if m.driver.cgroups.oomKilled(m.id) {
 		cause = "it ran out of memory"
 	}
-	if s := oneLine(m.runscLog.String()); s != "" {
+	if s := m.runscLog.messages(); s != "" {
 		cause += ": " + s
 	}
 	if s := oneLine(readHead(m.ends.console, consoleSize)); s != "" {

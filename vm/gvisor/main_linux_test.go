@@ -14,74 +14,109 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bouvet-run/bouvet/image/imagetest"
+	"github.com/bouvet-run/bouvet/internal/guest"
+	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
+// testParent holds the cgroups of this run's machines.
+var testParent = fmt.Sprintf("bouvet-test-%d", os.Getpid())
+
 func TestMain(m *testing.M) {
 	Dispatch()
-	if os.Getenv(ownerEnv) != "" {
-		own()
-	}
+	testutil.Personas(map[string]func() int{"owner": own})
 	code := m.Run()
 	if scratch != "" {
 		_ = os.RemoveAll(scratch)
 	}
+	for _, dir := range findCgroups("", testParent).dirs("x") {
+		_ = os.Remove(filepath.Dir(dir))
+	}
 	os.Exit(code)
 }
 
-// scratch holds the images of this run.
+// ledgered fails t if it leaves anything behind.
+func ledgered(t *testing.T) {
+	testutil.Ledger(t, testutil.Scope{Cgroups: []string{testParent}})
+}
+
+// scratch holds the programs and the agent's image, and what unprivileged users must reach.
 var scratch string
 
-type images struct{ root, agent string }
-
-var makeImages = sync.OnceValues(func() (images, error) {
+var makeScratch = sync.OnceValue(func() error {
 	var err error
-	// Not below a test's directory: every test uses them, unprivileged users too.
 	if scratch, err = os.MkdirTemp("", "gvisor-test-"); err != nil {
-		return images{}, err
+		return err
 	}
-	im := images{root: filepath.Join(scratch, "root.erofs"), agent: filepath.Join(scratch, "agent.erofs")}
-	script := `set -e; cd "$1"; chmod 755 .
-mkdir -p agent root/bin root/proc root/sys root/dev root/tmp root/root root/etc root/.bouvet
-cp "$2" root/bin/busybox; for a in $("$2" --list); do [ "$a" = busybox ] || ln -s busybox root/bin/$a; done
-mkfs.erofs -x-1 -Enoinline_data root.erofs root >/dev/null
-mkfs.erofs -x-1 -Enoinline_data agent.erofs agent >/dev/null
-chmod 644 *.erofs`
-	if err := os.Mkdir(filepath.Join(scratch, "agent"), 0o755); err != nil {
-		return im, err
-	}
-	build := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(scratch, "agent/agent"), "./testdata/stubagent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return im, fmt.Errorf("%w: %s", err, out)
-	}
-	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		return im, err
-	}
-	if out, err := exec.Command("sh", "-c", script, "sh", scratch, busybox).CombinedOutput(); err != nil {
-		return im, fmt.Errorf("%w: %s", err, out)
-	}
-	return im, nil
+	return os.Chmod(scratch, 0o755)
 })
 
-func testImages(t testing.TB) images {
-	t.Helper()
-	im, err := makeImages()
+// makeAgent builds the stub agent and its image.
+var makeAgent = sync.OnceValues(func() (string, error) {
+	path, err := build("stubagent")
 	if err != nil {
-		t.Fatalf("cannot make images: %v", err)
+		return "", err
 	}
-	return im
-}
+	binary, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	return guest.Agent{Binary: binary, Digest: "sha256:stub"}.Image(scratch)
+})
 
 func testDriver(t testing.TB) *Driver {
 	t.Helper()
-	im := testImages(t)
-	d, err := New(Options{StateDir: t.TempDir(), AgentImage: im.agent})
+	agent, err := makeAgent()
+	if err != nil {
+		t.Fatalf("cannot make agent image: %v", err)
+	}
+	d, err := New(Options{StateDir: t.TempDir(), AgentImage: agent, Exe: helperExe(t), CgroupParent: testParent})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d
+}
+
+// options are those that make a driver like d.
+func options(d *Driver) Options {
+	return Options{StateDir: filepath.Dir(d.base), AgentImage: d.agent, Exe: d.exe, CgroupParent: testParent}
+}
+
+// helperExe is the executable that can run a sentry: this one, or another if this
+// one is built with the race detector or dynamically linked.
+func helperExe(t testing.TB) string {
+	t.Helper()
+	if !raceEnabled && checkExe("/proc/self/exe") == nil {
+		return ""
+	}
+	exe, err := makeHelper()
+	if err != nil {
+		t.Fatalf("cannot make helper: %v", err)
+	}
+	return exe
+}
+
+var makeHelper = sync.OnceValues(func() (string, error) {
+	exe := os.Getenv("BOUVET_HELPER") // the absolute path of bin/bouvet
+	if _, err := os.Stat(exe); err == nil {
+		return exe, nil
+	}
+	return build("helper")
+})
+
+// build builds a program of testdata, statically.
+func build(name string) (string, error) {
+	if err := makeScratch(); err != nil {
+		return "", err
+	}
+	path := filepath.Join(scratch, name)
+	cmd := exec.Command("go", "build", "-trimpath", "-o", path, "./testdata/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
 }
 
 func newID() string {
@@ -91,7 +126,7 @@ func newID() string {
 }
 
 func testConfig(t testing.TB) vm.Config {
-	return vm.Config{ID: newID(), Image: testImages(t).root, MemoryMiB: 128, VCPUs: 2}
+	return vm.Config{ID: newID(), Image: imagetest.Default(t), MemoryMiB: 128, VCPUs: 2}
 }
 
 func testContext(t testing.TB) context.Context {
@@ -120,7 +155,7 @@ func ask(ctx context.Context, m vm.Machine, line string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = c.SetDeadline(deadline)
 	}

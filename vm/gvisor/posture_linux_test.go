@@ -13,6 +13,7 @@ import (
 
 // T53: what a sentry may do on the host: nothing.
 func TestPosture(t *testing.T) {
+	ledgered(t)
 	d := testDriver(t)
 	c := testConfig(t)
 	m := create(t, d, c)
@@ -60,6 +61,17 @@ func TestPosture(t *testing.T) {
 		}
 	}
 
+	limits := cgroupLimits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
+	for _, s := range d.cgroups.settings(c.ID, limits) {
+		got, err := os.ReadFile(s.path)
+		if s.optional && os.IsNotExist(err) {
+			continue
+		}
+		if strings.TrimSpace(string(got)) != s.value {
+			t.Errorf("%s: got %q, %v, want %s", s.path, got, err, s.value)
+		}
+	}
+
 	// Descriptors: those of the sentry's own making, the images read-only, and ours.
 	count := map[string]int{}
 	fds, err := os.ReadDir(filepath.Join(proc, "fd"))
@@ -100,7 +112,7 @@ func readStatus(t *testing.T, path string) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	m := map[string]string{}
 	s := bufio.NewScanner(f)
 	for s.Scan() {

@@ -59,17 +59,22 @@ func (p *process) wait() error {
 	}
 	var pollErr error
 	err = raw.Read(func(fd uintptr) bool {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor fits
-		for {
-			n, err := unix.Poll(fds, 0)
-			if errors.Is(err, unix.EINTR) {
-				continue
-			}
-			pollErr = err
-			return n > 0 || err != nil
-		}
+		var over bool
+		over, pollErr = hasEnded(fd)
+		return over || pollErr != nil
 	})
 	return errors.Join(err, pollErr)
+}
+
+// hasEnded reports whether the process of a pidfd has ended.
+func hasEnded(pidfd uintptr) (bool, error) {
+	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}} //nolint:gosec // a descriptor fits
+	for {
+		n, err := unix.Poll(fds, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0, err
+		}
+	}
 }
 
 // kill sends SIGKILL; a process that has ended already is fine.
@@ -105,25 +110,45 @@ func carriers(arg string) ([]int, error) {
 	return pids, nil
 }
 
-// killCarriers kills every process that carries arg, until there are none, and
-// returns those it found.
+// killCarriers kills every process that carries arg, until there are none, waits
+// for their ends and returns those it found.
 func killCarriers(ctx context.Context, arg string) (killed []int, err error) {
+	var dying []*os.File // a process loses its command line before it ends
+	defer func() { closeFiles(dying...) }()
 	err = poll(ctx, func() (bool, error) {
 		pids, err := carriers(arg)
 		if err != nil {
 			return false, err
 		}
 		for _, pid := range pids {
-			if !slices.Contains(killed, pid) {
-				killed = append(killed, pid)
+			if slices.Contains(killed, pid) {
+				continue
 			}
-			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if errors.Is(err, unix.ESRCH) || (err == nil && !carries(pid, arg)) {
+				_ = unix.Close(fd)
+				continue
+			}
+			if err != nil {
+				return false, fmt.Errorf("cannot open process %d: %w", pid, err)
+			}
+			dying = append(dying, os.NewFile(uintptr(fd), "pidfd"))
+			killed = append(killed, pid)
+			if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 				return false, fmt.Errorf("cannot kill process %d: %w", pid, err)
+			}
+		}
+		for _, f := range dying {
+			if over, err := hasEnded(f.Fd()); err != nil || !over {
+				return false, err
 			}
 		}
 		return len(pids) == 0, nil
 	})
-	return killed, err
+	if err != nil {
+		return killed, fmt.Errorf("cannot end processes of %s: %w", arg, err)
+	}
+	return killed, nil
 }
 
 // readPIDFile reads the sentry's number that the helper wrote.

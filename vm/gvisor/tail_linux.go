@@ -1,6 +1,8 @@
 package gvisor
 
 import (
+	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -37,11 +39,31 @@ func (t *tail) String() string {
 	return string(t.buf)
 }
 
+// messages are the texts of the JSON records in the log, on one line.
+func (t *tail) messages() string {
+	var all []string
+	// Limited by the tail; a record cut in front ends it.
+	dec := json.NewDecoder(strings.NewReader(t.String())) //nolint:forbidigo // limited, and no peer's: runsc's
+	for {
+		var record struct {
+			Message string `json:"msg"`
+		}
+		if err := dec.Decode(&record); err != nil {
+			break
+		}
+		all = append(all, record.Message)
+	}
+	if len(all) == 0 {
+		return oneLine(t.String())
+	}
+	return oneLine(strings.Join(all, "\n"))
+}
+
 // readHead reads the first bytes of a file that others may still be writing.
 func readHead(f *os.File, limit int) string {
 	b := make([]byte, limit)
 	n, err := f.ReadAt(b, 0)
-	if err != nil && err != io.EOF { //nolint:errorlint // io.ReaderAt returns it bare
+	if err != nil && !errors.Is(err, io.EOF) {
 		return ""
 	}
 	return strings.TrimRight(string(b[:n]), "\x00")

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/bouvet-run/bouvet/vsock"
 )
@@ -32,7 +33,9 @@ func main() {
 			if slices.Contains(os.Args, "--host-bound") && stubborn != nil {
 				os.Exit(0)
 			}
-			select {}
+			for {
+				time.Sleep(time.Hour) // select {} would be a deadlock
+			}
 		}
 		go serve(c)
 	}
