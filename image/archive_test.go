@@ -77,7 +77,7 @@ func newOutput(t testing.TB) *os.File {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { f.Close() })
+	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
 
@@ -101,7 +101,7 @@ func list(t testing.TB, f *os.File) []string {
 		t.Fatal(err)
 	}
 	var lines []string
-	err = fs.WalkDir(fsys, ".", func(path string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(fsys, ".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

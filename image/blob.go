@@ -123,6 +123,6 @@ func (s *Store) Verify(ctx context.Context, nameOrDigest string) error {
 	if err != nil {
 		return fmt.Errorf("cannot check image: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return s.check(ctx, f, info.Digest, info.Size, true)
 }

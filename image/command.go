@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -32,11 +31,24 @@ func command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// reap kills what is left of the command's group after it has been waited for.
-func reap(cmd *exec.Cmd) {
-	if cmd.Process != nil {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+// reap kills what is left of the command's group after it has been waited for,
+// once it has had time to clean up.
+func reap(cmd *exec.Cmd, grace time.Duration) {
+	if cmd.Process == nil {
+		return
 	}
+	deadline := time.NewTimer(grace)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for grace > 0 && syscall.Kill(-cmd.Process.Pid, 0) == nil {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			grace = 0
+		}
+	}
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 }
 
 // tail keeps the end of a program's output, for errors, and shows each complete
@@ -84,33 +96,19 @@ func (t *tail) explain(name string, err error) error {
 	return fmt.Errorf("%s failed: %w\n  %s", name, err, strings.TrimSpace(out))
 }
 
-// run runs a program to its end and returns what it wrote to stdout, which must
-// not exceed 1 MiB.
-func run(ctx context.Context, dir string, log func(string), name string, args ...string) (string, error) {
+// run runs a program in dir to its end. Its output appears in the error alone.
+func run(ctx context.Context, dir, name string, args ...string) error {
 	cmd := command(ctx, name, args...)
 	cmd.Dir = dir
-	stderr := &tail{line: log}
-	stdout := &limitedBuffer{left: 1 << 20}
-	cmd.Stdout, cmd.Stderr = stdout, stderr
+	var out tail
+	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
-	reap(cmd)
+	reap(cmd, 0)
 	if ctx.Err() != nil {
-		return "", context.Cause(ctx)
+		return context.Cause(ctx)
 	}
 	if err != nil {
-		return "", stderr.explain(name, err)
+		return out.explain(name, err)
 	}
-	return stdout.String(), nil
-}
-
-type limitedBuffer struct {
-	strings.Builder
-	left int
-}
-
-func (b *limitedBuffer) Write(p []byte) (int, error) {
-	if b.left -= len(p); b.left < 0 {
-		return 0, io.ErrShortWrite
-	}
-	return b.Builder.Write(p)
+	return nil
 }

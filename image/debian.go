@@ -9,17 +9,33 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // debianLayer is a layer that mmdebstrap writes as it is read.
-func debianLayer(r recipe, progress Progress) Layer {
+// temp is a directory for what it builds, used by root alone: as another user
+// mmdebstrap needs one that its user namespace can reach, and makes it itself.
+func debianLayer(r recipe, temp string, progress Progress) Layer {
 	return func(ctx context.Context) (io.ReadCloser, error) {
 		ctx, cancel := context.WithCancel(ctx)
-		cmd := command(ctx, "mmdebstrap", debianArgs(r, os.Geteuid())...)
+		args := append([]string{"mmdebstrap"}, debianArgs(r, os.Geteuid())...)
+		if os.Geteuid() == 0 {
+			// mmdebstrap mounts file systems below temp and leaves them there if it
+			// is killed. In namespaces of its own they end with it, as do its
+			// children.
+			args = append([]string{"unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"}, args...)
+		}
+		cmd := command(ctx, args[0], args[1:]...)
 		// SOURCE_DATE_EPOCH makes mmdebstrap bound modification times, and the
 		// programs it runs record that date instead of today's.
 		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.Epoch, 10))
 		p := &program{name: "mmdebstrap", cmd: cmd, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
+		if os.Geteuid() == 0 {
+			cmd.Env = append(cmd.Env, "TMPDIR="+temp)
+		} else {
+			// A child removes what was built, in its user namespace; we could not.
+			p.grace = waitDelay
+		}
 		p.stderr.line = func(line string) {
 			if stage, ok := debianStage(line); ok {
 				progress.stage(stage)
@@ -95,6 +111,7 @@ type program struct {
 	cause  func() error // why the program was ended, if it was
 	stdout io.ReadCloser
 	stderr tail
+	grace  time.Duration // for its children to end after it
 	once   sync.Once
 	err    error
 }
@@ -117,7 +134,7 @@ func (p *program) wait() error {
 				p.err = p.stderr.explain(p.name, err)
 			}
 		}
-		reap(p.cmd)
+		reap(p.cmd, p.grace)
 	})
 	return p.err
 }

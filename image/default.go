@@ -43,7 +43,7 @@ func BuildDefault(ctx context.Context, s *Store, opts BuildOptions) (Info, error
 	if err := ensureTools(ctx, opts.InstallTools, opts.Progress); err != nil {
 		return Info{}, fmt.Errorf("cannot build the default image: %w", err)
 	}
-	dir, release, err := s.newTempDir("node")
+	dir, release, err := s.newTempDir("build")
 	if err != nil {
 		return Info{}, err
 	}
@@ -76,7 +76,7 @@ func BuildDefault(ctx context.Context, s *Store, opts BuildOptions) (Info, error
 		}
 	}
 
-	info, err := s.ImportLayers(ctx, DefaultName, []Layer{debianLayer(r, progress), nodeLayer(wait, r.Epoch)}, ImportOptions{
+	info, err := s.ImportLayers(ctx, DefaultName, []Layer{debianLayer(r, dir, progress), nodeLayer(wait, r.Epoch)}, ImportOptions{
 		Config: r.Config, Source: r.source(), Recipe: digest, Progress: progress,
 	})
 	if err != nil {

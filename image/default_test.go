@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 )
 
@@ -201,7 +202,7 @@ func TestBuildDefaultCancelled(t *testing.T) {
 // A program's failure takes the place of the end of its output.
 func TestProgramFails(t *testing.T) {
 	tool(t, "mmdebstrap", "echo partial; echo why >&2; exit 3")
-	rc, err := debianLayer(defaultRecipe(), nil)(t.Context())
+	rc, err := debianLayer(defaultRecipe(), t.TempDir(), nil)(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,14 +217,11 @@ func TestProgramFails(t *testing.T) {
 
 // The real thing, which is there already where `make image` has been run.
 func TestDefaultIsCurrent(t *testing.T) {
-	dir := os.Getenv("BOUVET_STATE_DIR")
-	if dir == "" {
-		dir = "/var/lib/bouvet"
+	dir, err := statedir.Images("")
+	if err != nil {
+		t.Skipf("no state directory (%v): run `make image`", err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "images", "refs", "default.json")); err != nil {
-		t.Skip("there is no default image: run `make image`")
-	}
-	s, err := Open(filepath.Join(dir, "images"))
+	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +230,7 @@ func TestDefaultIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := s.current(t.Context(), digest); !ok {
-		t.Skip("the default image is of another recipe: run `make image`")
+		t.Skip("there is no default image of this recipe: run `make image`")
 	}
 	path := os.Getenv("PATH")
 	t.Setenv("PATH", "") // nothing is run
@@ -249,7 +247,7 @@ func TestDefaultIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	for _, path := range []string{"usr/bin/python3", "usr/local/bin/node", "bin/bash", "usr/bin/git", "usr/bin/curl", "usr/bin/sudo", "home/user", "etc/sudoers.d/user", "etc/hosts", "etc/resolv.conf", "etc/machine-id"} {
 		if st := statOf(t, f, path); path == "home/user" && st.UID != 1000 {
 			t.Errorf("%s belongs to %d, want 1000", path, st.UID)

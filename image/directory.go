@@ -29,7 +29,7 @@ func WriteDir(ctx context.Context, dir string, out Output, limits Limits, progre
 	if err != nil {
 		return Stats{}, err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	info, err := root.Stat(".")
 	if err != nil {
 		return Stats{}, err
@@ -127,7 +127,7 @@ func (w *dirWriter) subdirectory(ctx context.Context, root *os.Root, at, name st
 	if err != nil {
 		return fail(changed(err))
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }()
 	now, err := sub.Stat(".")
 	if err != nil || !os.SameFile(info, now) {
 		return fail(errors.Join(errChanged, err))
@@ -158,7 +158,7 @@ func (w *dirWriter) file(ctx context.Context, root *os.Root, name string, info f
 	if err != nil {
 		return nil, changed(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if err := sameState(info, f); err != nil {
 		return nil, err
 	}

@@ -24,10 +24,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// importForever is a program that imports what never ends, and says when it has
+// importForever is a program that imports what never ends into the store that is
+// its working directory, and says when it has
 // begun to write.
 func importForever() int {
-	s, err := Open(os.Args[1])
+	dir, err := os.Getwd()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	s, err := Open(dir)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -66,7 +72,8 @@ func archiveHead() []byte {
 // removes it; a living one's is left in peace.
 func TestImportKilled(t *testing.T) {
 	s := newStore(t)
-	cmd := testutil.Reexec(t, "import", s.Dir())
+	cmd := testutil.Reexec(t, "import")
+	cmd.Dir = s.Dir()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +229,7 @@ func TestVerifyReadsAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	st, err := stampOf(f)
 	if err != nil {
 		t.Fatal(err)

@@ -225,7 +225,7 @@ func (f *flattener) describe(n *erofs.Inode, hdr *tar.Header) error {
 	if hdr.Uid < 0 || hdr.Uid > math.MaxUint32 || hdr.Gid < 0 || hdr.Gid > math.MaxUint32 {
 		return fmt.Errorf("%w: its owner %d:%d is out of range", ErrRefused, hdr.Uid, hdr.Gid)
 	}
-	n.Mode = n.Type() | uint32(hdr.Mode&0o7777) //nolint:gosec // masked
+	n.Mode = n.Type() | uint32(hdr.Mode&0o7777)
 	n.UID, n.GID = uint32(hdr.Uid), uint32(hdr.Gid)
 	n.MtimeSec = hdr.ModTime.Unix()
 	n.MtimeNsec = uint32(hdr.ModTime.Nanosecond()) //nolint:gosec // below 1e9

@@ -60,10 +60,14 @@ func (s *Store) Acquire(ctx context.Context, nameOrDigest string) (*Handle, erro
 func (s *Store) hold(ctx context.Context, info Info) (*os.File, error) {
 	f, err := os.Open(info.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if now, rerr := s.readRef(info.Name); rerr != nil || now.Digest != info.Digest {
-			return nil, nil
+		now, err := s.readRef(info.Name)
+		if err == nil && now.Digest == info.Digest {
+			return nil, corrupt(info.Digest, "its file is missing")
 		}
-		return nil, corrupt(info.Digest, "its file is missing")
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return nil, err
+		}
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot open image: %w", err)

@@ -141,6 +141,6 @@ func (s *Store) haveGood(ctx context.Context, info Info) bool {
 	if errors.Is(err, fs.ErrNotExist) || err != nil {
 		return false
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return s.check(ctx, f, info.Digest, info.Size, false) == nil
 }

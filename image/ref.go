@@ -60,7 +60,7 @@ func readJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	//nolint:forbidigo // our own state, bounded, and not from a peer
 	if err := json.NewDecoder(io.LimitReader(f, maxRefBytes)).Decode(v); err != nil {
 		return fmt.Errorf("cannot read %s: %w", path, err)

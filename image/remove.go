@@ -39,7 +39,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		return fmt.Errorf("cannot remove image %s: %w", name, err)
 	}
 	if blob != nil {
-		defer blob.Close()
+		defer func() { _ = blob.Close() }()
 	}
 	if err := s.removeRef(name); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (s *Store) dropBlob(ctx context.Context, digest string) error {
 		return err
 	}
 	if f != nil {
-		defer f.Close()
+		defer func() { _ = f.Close() }()
 	}
 	return s.unlinkBlob(digest)
 }

@@ -96,7 +96,7 @@ func flock(ctx context.Context, f *os.File, how int) error {
 // tryFlock takes a lock on f unless somebody else's stands against it.
 func tryFlock(f *os.File, how int) (bool, error) {
 	for {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB) //nolint:gosec // descriptors are small
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return true, nil

@@ -329,7 +329,7 @@ func ExampleStore() {
 	if err != nil {
 		panic(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	s, err := Open(dir)
 	if err != nil {
 		panic(err)
@@ -345,7 +345,7 @@ func ExampleStore() {
 	if err != nil {
 		panic(err)
 	}
-	defer h.Release()
+	defer func() { _ = h.Release() }()
 	fmt.Println(h.Info().Inodes, "inode")
 	fmt.Println(s.Remove(ctx, "empty"))
 	// Output:

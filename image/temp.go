@@ -86,7 +86,7 @@ func removeDeadTemp(path string) error {
 	if err != nil {
 		return fmt.Errorf("cannot clean image store: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if ok, err := tryFlock(f, unix.LOCK_EX); !ok || err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (s *Store) writeFile(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	_, err = f.Write(data)
 	if err == nil {
 		err = f.Sync()

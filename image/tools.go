@@ -54,13 +54,12 @@ func ensureTools(ctx context.Context, install bool, progress Progress) error {
 		return fmt.Errorf("%s missing, and there is no apt-get here to install them with", strings.Join(missing, ", "))
 	}
 	args := append([]string{"DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "--no-install-recommends", "-y"}, missing...)
-	if _, err := run(ctx, "/", nil, "env", args...); err == nil {
+	if err := run(ctx, "/", "env", args...); err == nil {
 		return nil
 	}
 	// A fresh machine may have no package lists yet.
-	if _, err := run(ctx, "/", nil, "apt-get", "update"); err != nil {
+	if err := run(ctx, "/", "apt-get", "update"); err != nil {
 		return err
 	}
-	_, err := run(ctx, "/", nil, "env", args...)
-	return err
+	return run(ctx, "/", "env", args...)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/binary"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -131,10 +132,9 @@ func TestImage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := damage(f); err != nil {
+		if err := errors.Join(damage(f), f.Close()); err != nil {
 			t.Fatal(err)
 		}
-		f.Close()
 		if got, err := agent.Image(dir); err != nil || got != paths[0] {
 			t.Errorf("%s: Image = %q, %v, want %q", name, got, err, paths[0])
 		}
@@ -148,7 +148,7 @@ func checkImage(t *testing.T, path string, want []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	fsys, err := erofs.Open(f)
 	if err != nil {
 		t.Fatal(err)

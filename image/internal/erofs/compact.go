@@ -20,7 +20,7 @@ func (w *Writer) compact(ctx context.Context, files []*Inode) (int64, error) {
 			if err := w.move(ctx, from, end, length); err != nil {
 				return 0, err
 			}
-			f.Block = uint32(end / BlockSize) //nolint:gosec // not greater than before
+			f.Block = uint32(end / BlockSize)
 		}
 		end += length
 	}
