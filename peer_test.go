@@ -96,3 +96,6 @@ func connect(t testing.TB, d bouvet.Dialer, opts *bouvet.ClientOptions) *bouvet.
 	t.Cleanup(func() { c.Close() })
 	return c
 }
+
+// timeless is for helpers that have no test at hand.
+var timeless = context.Background()
