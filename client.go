@@ -134,6 +134,9 @@ func (c *AgentClient) dropIdle() {
 // which.
 func (c *AgentClient) bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	if c.life.Err() != nil {
+		cancel(context.Cause(c.life)) // AfterFunc would do it, but not before we return
+	}
 	stop := context.AfterFunc(c.life, func() { cancel(context.Cause(c.life)) })
 	return ctx, func() {
 		stop()

@@ -99,3 +99,6 @@ func connect(t testing.TB, d bouvet.Dialer, opts *bouvet.ClientOptions) *bouvet.
 
 // timeless is for helpers that have no test at hand.
 var timeless = context.Background()
+
+// pingOnly serves a stream of a scripted guest.
+func pingOnly(_ context.Context, conn net.Conn, _ uint32) { serveRPC(conn, pong(methodNotFound)) }

@@ -20,8 +20,10 @@ func (c *Cmd) Start() error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	if err := context.Cause(c.ctx); err != nil {
-		return err
+	for _, ctx := range []context.Context{c.client.life, c.ctx} {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
 	}
 	info, err := c.client.Info(c.ctx)
 	if err != nil {
