@@ -43,14 +43,23 @@ func (s *Script) play(ctx context.Context, p *player) error {
 			return nil
 		}
 		err := p.do(ctx, st)
-		if ctx.Err() != nil {
-			return nil // the end that a stall has
+		if ended(ctx) {
+			return nil // as a stall does
 		}
 		if err != nil {
 			return p.verdict(st, err)
 		}
 	}
 	return nil
+}
+
+func ended(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // A player is the state of one run.
