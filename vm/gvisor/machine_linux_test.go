@@ -28,6 +28,7 @@ func TestMachineAnswers(t *testing.T) {
 		{"hostname", c.ID},
 		{"id -u", "0"},
 		{"cat /proc/1/cmdline | tr '\\0' ' '", "/.bouvet/agent --mux fd:3 --host-bound"},
+		{"su user -c 'id -un; sudo -n id -un' | paste -sd ,", "user,root"},
 		{"echo new > /file && cat /file", "new"},
 		{"echo x > /.bouvet/agent; echo x > /.bouvet/x; mount -o remount,rw /.bouvet && echo x > /.bouvet/x; ls /.bouvet", "agent"}, // T54
 		{"tail -n +3 /proc/net/dev | cut -d: -f1", "lo"},

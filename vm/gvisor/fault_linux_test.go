@@ -1,0 +1,85 @@
+package gvisor
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bouvet-run/bouvet/vm"
+)
+
+// T36: whichever step of a creation fails, its error is told and nothing is left.
+func TestCreateFails(t *testing.T) {
+	ledgered(t)
+	d := testDriver(t)
+	t.Run("helper cannot start", func(t *testing.T) {
+		broken := *d
+		broken.exe = filepath.Join(t.TempDir(), "none")
+		failCreate(t, &broken, os.ErrNotExist)
+	})
+	t.Run("helper is not ours", func(t *testing.T) {
+		broken := *d
+		broken.exe = "/bin/false"
+		failCreate(t, &broken, nil)
+	})
+	t.Run("cgroups", func(t *testing.T) {
+		if !d.Features().MemoryLimit {
+			t.Skip("this host lets us set no limits: run as root, or with a delegated cgroup")
+		}
+		fault := errors.New("injected")
+		for failing := 0; ; failing++ {
+			tree := *d.cgroups
+			broken := *d
+			broken.cgroups = &tree
+			n, hit := 0, false
+			tree.write = func(path, value string) error {
+				n++
+				if n > failing {
+					hit = true
+					return fault
+				}
+				return d.cgroups.write(path, value)
+			}
+			if failing > 0 && failing == len(tree.settings("x", cgroupLimits{}))+len(tree.dirs("x")) {
+				m, err := broken.Create(testContext(t), testConfig(t))
+				if err != nil || hit {
+					t.Fatalf("without a fault: got %v after %d writes", err, n)
+				}
+				if err := m.Destroy(testContext(t), 0); err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			failCreate(t, &broken, fault)
+		}
+	})
+}
+
+func failCreate(t *testing.T, d *Driver, want error) {
+	t.Helper()
+	c := testConfig(t)
+	m, err := d.Create(testContext(t), c)
+	if err == nil {
+		t.Fatalf("got a machine: %v", m.Destroy(testContext(t), 0))
+	}
+	if want != nil && !errors.Is(err, want) {
+		t.Errorf("got %v, want %v", err, want)
+	}
+	wantNothing(t, d, c.ID)
+}
+
+// An executable that cannot run a sentry is refused with the remedy.
+func TestUnfitExecutable(t *testing.T) {
+	if err := checkExe("/bin/sh"); err == nil {
+		t.Skip("the shell here is statically linked")
+	}
+	_, err := New(Options{StateDir: t.TempDir(), AgentImage: "/none", Exe: "/bin/sh"})
+	if !errors.Is(err, vm.ErrUnsupported) || !strings.Contains(err.Error(), "CGO_ENABLED=0") {
+		t.Errorf("got %v, want ErrUnsupported with the remedy", err)
+	}
+	if _, err := New(Options{StateDir: "relative", AgentImage: "/none"}); err == nil {
+		t.Error("a relative state directory is accepted")
+	}
+}
