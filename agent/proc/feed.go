@@ -37,37 +37,45 @@ func newFeed(p *Process) *Feed {
 	return &Feed{p: p, eof: p.stdin == nil, more: make(chan struct{}, 1), room: make(chan struct{})}
 }
 
-// Put queues a copy of data. It waits while MaxFeed bytes are queued, until abort
-// is closed. Data for a process that has ended or has closed its input is dropped
-// without an error.
+// Put queues data, which it keeps. It waits while MaxFeed bytes are queued, until
+// abort is closed. Data for a process that has ended or has closed its input is
+// dropped without an error.
 func (f *Feed) Put(data []byte, abort <-chan struct{}) error {
-	if len(data) == 0 {
-		return nil
-	}
 	for {
-		f.mu.Lock()
-		switch {
-		case f.eof:
-			f.mu.Unlock()
-			return ErrAfterEOF
-		case f.dropped:
-			f.mu.Unlock()
-			return nil
-		case f.waiting < MaxFeed:
-			f.queue = append(f.queue, append([]byte(nil), data...))
-			f.waiting += len(data)
-			f.run()
-			f.mu.Unlock()
-			return nil
+		room, err := f.put(data)
+		if room == nil {
+			return err
 		}
-		room := f.room
-		f.mu.Unlock()
 		select {
 		case <-room:
 		case <-abort:
 			return ErrAborted
 		}
 	}
+}
+
+// TryPut is Put without the wait: it reports false when it would have to.
+func (f *Feed) TryPut(data []byte) (bool, error) {
+	room, err := f.put(data)
+	return room == nil, err
+}
+
+// put returns the channel that tells of room if there is none.
+func (f *Feed) put(data []byte) (room <-chan struct{}, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case len(data) == 0 || f.dropped:
+	case f.eof:
+		return nil, ErrAfterEOF
+	case f.waiting >= MaxFeed:
+		return f.room, nil
+	default:
+		f.queue = append(f.queue, data)
+		f.waiting += len(data)
+		f.run()
+	}
+	return nil, nil
 }
 
 // End ends the input once what is queued has been written. Again, it does nothing.
@@ -118,7 +126,6 @@ func (f *Feed) write() {
 			f.written(len(data), err != nil)
 		case end:
 			_ = f.p.stdin.Close()
-			f.written(0, true)
 			return
 		default:
 			select {

@@ -158,7 +158,7 @@ func TestStartErrors(t *testing.T) {
 		{Spec{Args: []string{"true"}, Dir: file}, "chdir " + file + ": not a directory"},
 		{Spec{Args: []string{"true"}, User: "no-such-user"}, `unknown user "no-such-user"`},
 		{Spec{Args: []string{"true"}, User: "0:no-such-group"}, `unknown group "no-such-group"`},
-		{Spec{Args: []string{"true"}, ID: "a/b"}, "an id is 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'"},
+		{Spec{Args: []string{"true"}, ID: "a/b"}, "an id has 1 to 64 characters of A-Z a-z 0-9 . _ -"},
 		{Spec{Args: []string{"true\x00"}}, `exec: "true\x00": executable file not found in $PATH`},
 		{Spec{Args: []string{"true", "a\x00b"}}, "invalid argument"},
 	} {

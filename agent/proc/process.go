@@ -57,7 +57,7 @@ const MaxID = 64
 func CheckID(id string) error {
 	const allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 	if id == "" || len(id) > MaxID || strings.Trim(id, allowed) != "" {
-		return errors.New("an id is 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
+		return errors.New("an id has 1 to 64 characters of A-Z a-z 0-9 . _ -")
 	}
 	return nil
 }
@@ -157,6 +157,9 @@ func (p *Process) ID() string { return p.id }
 
 // TTY reports whether it has a terminal.
 func (p *Process) TTY() bool { return p.spec.TTY }
+
+// Timeout returns the time after which it is ended, 0 for none.
+func (p *Process) Timeout() time.Duration { return p.spec.Timeout }
 
 // Detached reports whether its output goes to a Hub.
 func (p *Process) Detached() bool { return p.detached }

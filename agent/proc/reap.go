@@ -78,7 +78,9 @@ func wait(pid int) (int, syscall.WaitStatus, bool) {
 func (m *Manager) finish(p *Process, status syscall.WaitStatus) {
 	p.reaped = true
 	p.status.ExitCode = status.ExitStatus() // -1 unless it exited by itself
-	if status.Signaled() {
+	if !status.Signaled() {
+		p.status.TimedOut = false // it was faster
+	} else {
 		p.status.Signal = int(status.Signal())
 		p.status.CoreDumped = status.CoreDump()
 	}
