@@ -175,7 +175,10 @@ func (s *runSession) execute(ctx context.Context, cancel context.CancelCauseFunc
 	err = s.withTerminal(cmd, cancel, func() error { return s.wait(cmd, signals, resized) })
 	end, err := endOf(ctx, cmd, err)
 	if err != nil {
-		return err
+		if !s.json {
+			return err
+		}
+		end = &outcome{ExitCode: exitFailure, message: err} // with the output so far
 	}
 	if s.json {
 		end.fill(s, stdout, stderr, started)
