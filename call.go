@@ -50,6 +50,13 @@ func (c *AgentClient) Call(ctx context.Context, method string, params, result an
 }
 
 func (c *AgentClient) call(ctx context.Context, k call, result any) error {
+	if err := c.try(ctx, k, result); err != nil {
+		return c.explain(err)
+	}
+	return nil
+}
+
+func (c *AgentClient) try(ctx context.Context, k call, result any) error {
 	ctx, cancel := c.bind(ctx)
 	defer cancel()
 	if err := c.enter(ctx); err != nil {

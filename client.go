@@ -74,6 +74,10 @@ type AgentClient struct {
 	large  chan struct{} // one for each large reply held
 	info   infoCache
 
+	// explain says what a broken stream means; a Sandbox knows more than we do. Set
+	// before the client is shared.
+	explain func(error) error
+
 	life context.Context // ends with Close; its cause is what calls return
 	end  context.CancelCauseFunc
 
@@ -89,6 +93,8 @@ func newClient(d Dialer, opts *ClientOptions) *AgentClient {
 		dialer: d,
 		slots:  make(chan struct{}, maxConns),
 		large:  make(chan struct{}, maxLargeReplies),
+
+		explain: func(err error) error { return err },
 	}
 	if opts != nil {
 		c.opts = *opts

@@ -68,7 +68,6 @@ type Cmd struct {
 	env      []string      // the sandbox's
 	began    func() (entropy []byte, err error)
 	ended    func()
-	explain  func(error) error // says what a broken stream means
 	session  *session
 	pipes    []*pipe
 	feed     *stdinPipe

@@ -51,6 +51,7 @@ func newSandbox(cfg Config, created time.Time, machine vm.Machine, client *Agent
 		id: cfg.ID, config: cfg, created: created, machine: machine, client: client, release: release,
 		log: client.log, state: Ready, tearing: make(chan struct{}, 1), done: make(chan struct{}),
 	}
+	client.explain = s.explain
 	go s.watch()
 	return s
 }
@@ -168,10 +169,8 @@ func (s *Sandbox) explain(err error) error {
 	late := time.NewTimer(goneWait)
 	defer late.Stop()
 	select {
-	case <-s.machine.Done():
-		return &VMError{fmt.Errorf("%w: %w", vm.ErrGone, err)}
 	case <-s.done:
-		return fmt.Errorf("%w: %w", first(s.check(), vm.ErrGone), err)
+		return fmt.Errorf("%w (%w)", s.check(), err)
 	case <-late.C:
 		return err
 	}
@@ -195,11 +194,7 @@ func (s *Sandbox) execute(run func(*ExecOptions) (*ExecResult, error)) (*ExecRes
 		return nil, err
 	}
 	defer s.end()
-	r, err := run(&ExecOptions{Env: s.config.Env, Timeout: s.config.Timeout})
-	if err != nil {
-		return nil, s.explain(err)
-	}
-	return r, nil
+	return run(&ExecOptions{Env: s.config.Env, Timeout: s.config.Timeout})
 }
 
 // ReadFile returns the content of a text file of at most 10 MiB.
@@ -207,11 +202,7 @@ func (s *Sandbox) ReadFile(ctx context.Context, path string) (string, error) {
 	if err := s.check(); err != nil {
 		return "", err
 	}
-	content, err := s.client.ReadFile(ctx, path)
-	if err != nil {
-		return "", s.explain(err)
-	}
-	return content, nil
+	return s.client.ReadFile(ctx, path)
 }
 
 // WriteFile replaces the content of a text file, making it and its parents if
@@ -220,10 +211,7 @@ func (s *Sandbox) WriteFile(ctx context.Context, path, content string) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	if err := s.client.WriteFile(ctx, path, content); err != nil {
-		return s.explain(err)
-	}
-	return nil
+	return s.client.WriteFile(ctx, path, content)
 }
 
 // ListDir returns the entries of a directory, sorted by name.
@@ -231,11 +219,7 @@ func (s *Sandbox) ListDir(ctx context.Context, path string) ([]FileEntry, error)
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	entries, err := s.client.ListDir(ctx, path)
-	if err != nil {
-		return nil, s.explain(err)
-	}
-	return entries, nil
+	return s.client.ListDir(ctx, path)
 }
 
 // Command returns a Cmd that runs name with args in the sandbox, with the
@@ -253,7 +237,7 @@ func (s *Sandbox) adopt(c *Cmd) *Cmd {
 	if c.attach == "" {
 		c.env, c.deadline = s.config.Env, s.config.Timeout
 	}
-	c.ended, c.explain = s.end, s.explain
+	c.ended = s.end
 	c.began = func() ([]byte, error) {
 		if err := s.begin(); err != nil {
 			return nil, err

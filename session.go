@@ -60,8 +60,8 @@ func (s *session) read(stall time.Duration) {
 	for _, p := range s.cmd.pipes {
 		p.end(end)
 	}
-	if s.cmd.explain != nil {
-		err = s.cmd.explain(err)
+	if !isExit(err) {
+		err = s.client.explain(err)
 	}
 	s.err = err
 	if s.cmd.ended != nil {

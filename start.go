@@ -40,13 +40,10 @@ func (c *Cmd) Start() error {
 	}
 	s, err := c.open(req)
 	if err != nil {
-		if c.explain != nil {
-			err = c.explain(err)
-		}
 		if c.ended != nil {
 			c.ended()
 		}
-		return err
+		return c.client.explain(err)
 	}
 	c.session = s
 	go s.read(c.client.opts.RPCTimeout)

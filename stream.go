@@ -33,7 +33,7 @@ func (c *AgentClient) openStream(ctx context.Context, k call, result any) (*stre
 	k.extension = true
 	conn, raw, err := c.exchange(ctx, &k)
 	if err != nil {
-		return nil, err
+		return nil, c.explain(err)
 	}
 	if err := wire.Decode(raw, result); err != nil {
 		conn.discard()
@@ -62,7 +62,7 @@ func (s *stream) next(prompt bool) (kind byte, payload []byte, err error) {
 }
 
 // streamError gives a failed read or write of a stream its kind.
-func streamError(ctx context.Context, what string, err error) error {
+func (c *AgentClient) streamError(ctx context.Context, what string, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s was given up: %w", what, context.Cause(ctx))
@@ -73,7 +73,7 @@ func streamError(ctx context.Context, what string, err error) error {
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		err = io.ErrUnexpectedEOF
 	}
-	return &IOError{fmt.Errorf("connection broke in %s: %w", what, err)}
+	return c.explain(&IOError{fmt.Errorf("connection broke in %s: %w", what, err)})
 }
 
 // remoteError is the error that the agent put at the end of a stream.
@@ -107,7 +107,7 @@ func (c *AgentClient) DownloadRange(ctx context.Context, path string, w io.Write
 	for {
 		kind, payload, err := s.next(true)
 		if err != nil {
-			return total, streamError(ctx, "download", err)
+			return total, c.streamError(ctx, "download", err)
 		}
 		switch kind {
 		case wire.FrameData:
@@ -165,7 +165,7 @@ func (c *AgentClient) Upload(ctx context.Context, path string, r io.Reader, opts
 			if errors.As(sendErr, &local) {
 				return sent, local.err
 			}
-			return sent, streamError(ctx, "upload", sendErr)
+			return sent, c.streamError(ctx, "upload", sendErr)
 		}
 	}
 	late := time.AfterFunc(c.opts.RPCTimeout, s.conn.close)
@@ -175,11 +175,11 @@ func (c *AgentClient) Upload(ctx context.Context, path string, r io.Reader, opts
 	case received.Error != "":
 		return sent, remoteError(received.Error)
 	case err != nil && !inTime:
-		return sent, streamError(ctx, "upload", errResponseTimeout{})
+		return sent, c.streamError(ctx, "upload", errResponseTimeout{})
 	case errors.Is(err, ErrJSON):
 		return sent, err
 	case err != nil:
-		return sent, streamError(ctx, "upload", err)
+		return sent, c.streamError(ctx, "upload", err)
 	case sendErr != nil || received.Size != uint64(sent): //nolint:gosec // sent is not negative.
 		return sent, &JSONError{fmt.Errorf("agent claims to have stored %d bytes of %d sent", received.Size, sent)}
 	}

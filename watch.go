@@ -13,6 +13,7 @@ import (
 
 // A Watcher tells of changes below a directory of the guest.
 type Watcher struct {
+	client *AgentClient
 	events chan WatchEvent
 	stream *stream
 	unbind func() bool
@@ -29,7 +30,7 @@ func (c *AgentClient) Watch(ctx context.Context, path string, recursive bool) (*
 	if err != nil {
 		return nil, err
 	}
-	w := &Watcher{events: make(chan WatchEvent), stream: s, closed: make(chan struct{})}
+	w := &Watcher{client: c, events: make(chan WatchEvent), stream: s, closed: make(chan struct{})}
 	w.unbind = context.AfterFunc(c.life, s.conn.close)
 	go w.run(c.life)
 	return w, nil
@@ -56,14 +57,22 @@ func (w *Watcher) Close() error {
 
 func (w *Watcher) run(life context.Context) {
 	err := w.receive(life)
+	if w.isClosed() {
+		err = nil
+	}
+	w.err = err
 	w.unbind()
 	w.stream.conn.discard()
+	close(w.events)
+}
+
+func (w *Watcher) isClosed() bool {
 	select {
 	case <-w.closed:
+		return true
 	default:
-		w.err = err
+		return false
 	}
-	close(w.events)
 }
 
 var watchOps = []string{wire.WatchCreate, wire.WatchWrite, wire.WatchRemove, wire.WatchRename, wire.WatchChmod, wire.WatchOverflow}
@@ -72,7 +81,10 @@ func (w *Watcher) receive(life context.Context) error {
 	for {
 		kind, payload, err := w.stream.next(false)
 		if err != nil {
-			return streamError(life, "watch", err)
+			if w.isClosed() {
+				return nil
+			}
+			return w.client.streamError(life, "watch", err)
 		}
 		var event WatchEvent
 		switch kind {
@@ -100,7 +112,7 @@ func (w *Watcher) receive(life context.Context) error {
 		case <-w.closed:
 			return nil
 		case <-life.Done():
-			return streamError(life, "watch", context.Cause(life))
+			return w.client.streamError(life, "watch", context.Cause(life))
 		}
 	}
 }
