@@ -103,7 +103,7 @@ func TestLife(t *testing.T) {
 	if err != nil || got.State != StateRunning || len(got.Resources) != 1 || got.Owner.PID != os.Getpid() || !got.Owner.Alive() {
 		t.Errorf("record: got %+v, %v", got, err)
 	}
-	if found, err := Sweep(b, true); err != nil || len(found) != 0 {
+	if found, err := Sweep(t.Context(), b, true); err != nil || len(found) != 0 {
 		t.Errorf("sweep of the living: got %v, %v, want none", found, err)
 	}
 	if err := os.WriteFile(d.Join("file"), nil, 0o600); err != nil {
@@ -127,14 +127,14 @@ func TestKilledOwner(t *testing.T) {
 	testutil.Ledger(t, testutil.Scope{})
 	b := base(t)
 	cmd := child(t, b)
-	if found, err := Sweep(b, true); err != nil || len(found) != 0 {
+	if found, err := Sweep(t.Context(), b, true); err != nil || len(found) != 0 {
 		t.Fatalf("while the owner lives: got %v, %v, want none", found, err)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	found, err := Sweep(b, true)
+	found, err := Sweep(t.Context(), b, true)
 	if err != nil || len(found) != 1 || found[0].Err != nil {
 		t.Fatalf("after kill -9: got %+v, %v, want one", found, err)
 	}
@@ -142,7 +142,7 @@ func TestKilledOwner(t *testing.T) {
 	if r := d.Record(); r.ID != "machine-0001" || r.Owner.Alive() || len(r.Resources) != 1 {
 		t.Errorf("record: got %+v", r)
 	}
-	if again, err := Sweep(b, true); err != nil || len(again) != 0 {
+	if again, err := Sweep(t.Context(), b, true); err != nil || len(again) != 0 {
 		t.Errorf("a second sweeper: got %v, %v, want none", again, err)
 	}
 	if err := d.Remove(); err != nil {
@@ -150,6 +150,36 @@ func TestKilledOwner(t *testing.T) {
 	}
 	if got := names(t, b); len(got) != 0 {
 		t.Errorf("left: %v", got)
+	}
+}
+
+// A child that the owner had forked may hold the lock a little longer than the
+// owner lives; another process that cleans up holds it for long.
+func TestLockOutlivesOwner(t *testing.T) {
+	testutil.Ledger(t, testutil.Scope{})
+	b := base(t)
+	cmd := child(t, b)
+	held, err := os.Open(filepath.Join(b, "machine-0001", lockName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if err := flock(held); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := Sweep(t.Context(), b, true); err != nil || len(found) != 0 {
+		t.Errorf("while another holds the lock: got %v, %v, want none", found, err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = held.Close() })
+	found, err := Sweep(t.Context(), b, true)
+	if err != nil || len(found) != 1 {
+		t.Fatalf("when it is let go: got %v, %v, want one", found, err)
+	}
+	if err := found[0].Dir.Remove(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -168,7 +198,7 @@ func TestSweepersAndCreators(t *testing.T) {
 					return
 				default:
 				}
-				found, err := Sweep(b, true)
+				found, err := Sweep(t.Context(), b, true)
 				if err != nil {
 					t.Error(err)
 				}
@@ -254,7 +284,7 @@ func TestUnreadable(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(path, recordName), []byte(strings.ReplaceAll(record, "ID", "machine-0001")), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			found, err := Sweep(b, true)
+			found, err := Sweep(t.Context(), b, true)
 			if err != nil || len(found) != 1 || !errors.Is(found[0].Err, ErrUnreadable) {
 				t.Fatalf("got %+v, %v, want ErrUnreadable", found, err)
 			}
@@ -298,13 +328,13 @@ func TestRemains(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := Sweep(b, false); err != nil {
+		if _, err := Sweep(t.Context(), b, false); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := os.Stat(dir); err != nil {
 			t.Errorf("%s: removed without being asked: %v", tt.name, err)
 		}
-		if found, err := Sweep(b, true); err != nil || len(found) != 0 {
+		if found, err := Sweep(t.Context(), b, true); err != nil || len(found) != 0 {
 			t.Errorf("%s: got %v, %v", tt.name, found, err)
 		}
 		if _, err := os.Stat(dir); (err == nil) != tt.remain {

@@ -1,6 +1,7 @@
 package rundir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,10 @@ import (
 // as abandoned: its creator is between two system calls otherwise.
 const unfinishedAge = time.Minute
 
+// forkTime is how long the lock of a dead owner may still be held by a child that
+// it had forked and that has not reached its exec.
+const forkTime = time.Second
+
 // An Abandoned is a directory whose owner is dead.
 type Abandoned struct {
 	// Path is the directory; Dir holds its lock, unless Err says why the
@@ -31,7 +36,7 @@ type Abandoned struct {
 // locks. The caller cleans up after each and calls Remove, or Close to leave it.
 // Remains of unfinished creations and removals, for which nothing outside the
 // directory exists, are deleted here if remove is set. A base that does not exist is empty.
-func Sweep(base string, remove bool) ([]Abandoned, error) {
+func Sweep(ctx context.Context, base string, remove bool) ([]Abandoned, error) {
 	entries, err := os.ReadDir(base)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -53,7 +58,7 @@ func Sweep(base string, remove bool) ([]Abandoned, error) {
 			}
 			continue
 		}
-		d, err := Take(path)
+		d, err := takeAbandoned(ctx, path)
 		switch {
 		case errors.Is(err, syscall.EWOULDBLOCK), errors.Is(err, errChanged):
 		case err != nil:
@@ -66,6 +71,26 @@ func Sweep(base string, remove bool) ([]Abandoned, error) {
 }
 
 var errChanged = errors.New("directory was removed meanwhile")
+
+// takeAbandoned is Take, with patience where the record names a dead owner.
+func takeAbandoned(ctx context.Context, path string) (*Dir, error) {
+	ctx, cancel := context.WithTimeout(ctx, forkTime)
+	defer cancel()
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		d, err := Take(path)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return d, err
+		}
+		if r, readErr := readRecord(path); readErr != nil || r.Owner.Alive() {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(wait):
+		}
+	}
+}
 
 // Take takes the lock of an existing directory without waiting. While the owner
 // lives the error wraps EWOULDBLOCK. If the record is unreadable, the directory is returned locked

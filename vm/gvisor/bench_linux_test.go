@@ -91,11 +91,11 @@ func bareRun(b *testing.B, d *Driver) time.Duration {
 	return took
 }
 
-// BenchmarkIdleMemory measures what an idle machine takes, with 20 running.
+// BenchmarkIdleMemory measures what an idle machine takes, with 50 running.
 func BenchmarkIdleMemory(b *testing.B) {
 	d := testDriver(b)
 	var all []vm.Machine
-	for range 20 {
+	for range 50 {
 		m := create(b, d, testConfig(b))
 		if _, err := ask(context.Background(), m, "ping"); err != nil {
 			b.Fatal(err)

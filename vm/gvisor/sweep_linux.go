@@ -12,7 +12,7 @@ import (
 
 // Sweep implements vm.Driver. Detached machines that run are no leftovers.
 func (d *Driver) Sweep(ctx context.Context, remove bool) ([]vm.Leftover, error) {
-	abandoned, err := rundir.Sweep(d.base, remove)
+	abandoned, err := rundir.Sweep(ctx, d.base, remove)
 	var found []vm.Leftover
 	for _, a := range abandoned {
 		found = append(found, d.sweep(ctx, a, remove)...)
