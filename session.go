@@ -39,7 +39,7 @@ type session struct {
 	sentEOF bool   // guarded by sendMu
 
 	stdinDone chan struct{} // closed when the stdin goroutine has ended; nil without one
-	stdinErr  error         // set before stdinDone is closed
+	stdinErr  error         // why Stdin could not be read; guarded by sendMu
 	interrupt func()        // interrupts a Read of Stdin
 }
 
@@ -275,10 +275,12 @@ func (s *session) wait(delay time.Duration) error {
 	defer late.Stop()
 	select {
 	case <-s.stdinDone:
-		if s.err == nil {
-			return s.stdinErr
-		}
 	case <-late.C:
 	}
-	return s.err
+	if s.err != nil {
+		return s.err
+	}
+	s.sendMu.Lock()
+	defer s.sendMu.Unlock()
+	return s.stdinErr
 }

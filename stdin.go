@@ -93,7 +93,9 @@ func (s *session) startStdin(r io.Reader) {
 			}
 			// Past the end of the command nobody cares how the input ended.
 			if !errors.Is(err, io.EOF) && s.ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				s.sendMu.Lock()
 				s.stdinErr = fmt.Errorf("cannot read command's input: %w", err)
+				s.sendMu.Unlock()
 			}
 			_ = s.control(wire.InputFrame{Type: wire.FrameTypeEOF})
 			return
