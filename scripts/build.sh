@@ -17,6 +17,7 @@ build() { # build OUTPUT PACKAGE LDFLAGS
   mv -f "$1.new" "$1"
 }
 
+[ -x bin/bouvet ] || echo 'building: the first time takes minutes, most of them for gVisor'
 mkdir -p bin internal/guest/bin
 
 if "$go" list -deps ./cmd/bouvet-agent | grep -qx 'net/http'; then
