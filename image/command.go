@@ -16,13 +16,13 @@ import (
 const waitDelay = 5 * time.Second
 
 // command returns a command in a process group of its own, which ends with ctx:
-// what the program itself started ends too.
-func command(ctx context.Context, name string, args ...string) *exec.Cmd {
+// what the program itself started ends too, by the given signal.
+func command(ctx context.Context, end syscall.Signal, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = waitDelay
 	cmd.Cancel = func() error {
-		err := syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+		err := syscall.Kill(-cmd.Process.Pid, end)
 		if errors.Is(err, syscall.ESRCH) {
 			return os.ErrProcessDone
 		}
@@ -98,7 +98,7 @@ func (t *tail) explain(name string, err error) error {
 
 // run runs a program in dir to its end. Its output appears in the error alone.
 func run(ctx context.Context, dir, name string, args ...string) error {
-	cmd := command(ctx, name, args...)
+	cmd := command(ctx, syscall.SIGTERM, name, args...)
 	cmd.Dir = dir
 	var out tail
 	cmd.Stdout, cmd.Stderr = &out, &out

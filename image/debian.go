@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -19,13 +20,15 @@ func debianLayer(r recipe, temp string, progress Progress) Layer {
 	return func(ctx context.Context) (io.ReadCloser, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		args := append([]string{"mmdebstrap"}, debianArgs(r, os.Geteuid())...)
+		end := syscall.SIGTERM
 		if os.Geteuid() == 0 {
 			// mmdebstrap mounts file systems below temp and leaves them there if it
 			// is killed. In namespaces of its own they end with it, as do its
-			// children.
+			// children, and it need not clean up.
+			end = syscall.SIGKILL
 			args = append([]string{"unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"}, args...)
 		}
-		cmd := command(ctx, args[0], args[1:]...)
+		cmd := command(ctx, end, args[0], args[1:]...)
 		// SOURCE_DATE_EPOCH makes mmdebstrap bound modification times, and the
 		// programs it runs record that date instead of today's.
 		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.Epoch, 10))

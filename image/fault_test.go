@@ -123,7 +123,7 @@ func TestCleanTempDir(t *testing.T) {
 	equal(t, files(t, s), nil)
 
 	dead := s.path("tmp", "kind-DEAD")
-	if err := errors.Join(os.WriteFile(dead, nil, 0o600), os.MkdirAll(dead+".d/x", 0o700)); err != nil {
+	if err := errors.Join(os.WriteFile(dead, nil, 0o600), os.MkdirAll(dead+".d/x", 0o700), os.MkdirAll(dead+"ER.d/x", 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Clean(t.Context()); err != nil {

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,10 +53,24 @@ func (s *Store) newTempDir(kind string) (dir string, release func(), err error) 
 		return "", nil, fmt.Errorf("cannot make a temporary directory: %w", err)
 	}
 	return dir, func() {
-		_ = os.RemoveAll(dir)
-		_ = os.Remove(guard.Name())
-		_ = guard.Close()
+		if err := removeAll(dir); err == nil {
+			_ = os.Remove(guard.Name())
+		}
+		_ = guard.Close() // what is left the next cleaning removes
 	}, nil
+}
+
+// removeAll removes a directory in which killed programs may not yet be dead.
+func removeAll(dir string) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for tries := 100; ; tries-- {
+		err := os.RemoveAll(dir)
+		if err == nil || tries == 0 {
+			return err
+		}
+		<-tick.C
+	}
 }
 
 // cleanTemp removes what dead makers left behind.
@@ -68,10 +84,14 @@ func (s *Store) cleanTemp(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if e.IsDir() {
-			continue // goes with its guard
+		name := e.Name()
+		if guard, ok := strings.CutSuffix(name, ".d"); ok && e.IsDir() {
+			name = guard // goes with its guard, and has none only if that is dead
+			if _, err := os.Lstat(s.path("tmp", guard)); errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, os.RemoveAll(s.path("tmp", e.Name())))
+			}
 		}
-		if err := removeDeadTemp(s.path("tmp", e.Name())); err != nil {
+		if err := removeDeadTemp(s.path("tmp", name)); err != nil {
 			errs = append(errs, err)
 		}
 	}
