@@ -1,0 +1,151 @@
+// Package local opens a bouvet.Manager that works on this machine, with the
+// driver that is built in. A program that uses it is its own helper, so its main
+// begins with Dispatch:
+//
+//	func main() {
+//		local.Dispatch()
+//		manager, err := local.Open(ctx, local.Options{})
+//		...
+//		sandbox, err := manager.CreateSandbox(ctx, bouvet.Config{})
+//		...
+//		result, err := sandbox.ExecuteCode(ctx, "python", "print(6 * 7)")
+//
+// The default image must be there: "bouvet image build-default" makes it, as does
+// image.BuildDefault with the Store of this package.
+package local
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/bouvet-run/bouvet"
+	"github.com/bouvet-run/bouvet/agent"
+	"github.com/bouvet-run/bouvet/image"
+	"github.com/bouvet-run/bouvet/internal/guest"
+	"github.com/bouvet-run/bouvet/internal/statedir"
+	"github.com/bouvet-run/bouvet/vm"
+	"github.com/bouvet-run/bouvet/vm/gvisor"
+)
+
+// Options are the options of Open. The zero value is useful.
+type Options struct {
+	// StateDir holds images and machines: $BOUVET_STATE_DIR when empty, else
+	// /var/lib/bouvet for root and a directory below the home of another user.
+	StateDir string
+	// MaxSandboxes bounds the sandboxes of the manager; 100 when 0, no bound when
+	// negative.
+	MaxSandboxes int
+	// Driver is "gvisor", or "auto" or empty for the best one here.
+	Driver string
+	// Defaults fill the zero fields of each sandbox's Config.
+	Defaults bouvet.Config
+	// Exe is the program that becomes the sandbox's kernel, which calls Dispatch
+	// first of all; the running one when empty. A program built with the race
+	// detector cannot become one.
+	Exe string
+	// Log receives events; nil means none.
+	Log *slog.Logger
+}
+
+// agentName is the name under which a program that calls Dispatch is an agent.
+const agentName = "bouvet-agent"
+
+// Dispatch turns the process into what it was started as, and then does not
+// return: the kernel of a sandbox, or the agent of a guest. It must be the first
+// call of main, and of TestMain.
+func Dispatch() {
+	gvisor.Dispatch()
+	if filepath.Base(os.Args[0]) == agentName {
+		os.Exit(agent.Main(agent.Program{}))
+	}
+}
+
+// Open returns a manager of sandboxes on this machine. What programs that were
+// killed have left behind is removed first. ctx bounds the call alone. The
+// sandboxes end with the manager's Close, and with this process.
+func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
+	driver, err := Driver(opts)
+	if err != nil {
+		return nil, err
+	}
+	store, err := Store(opts)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := driver.Sweep(ctx, true); err != nil && opts.Log != nil {
+		opts.Log.LogAttrs(ctx, slog.LevelWarn, "cannot clear up after others", slog.Any("error", err))
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("cannot open manager: %w", err)
+	}
+	return bouvet.NewManager(bouvet.ManagerOptions{
+		Driver: driver, Images: Images(store), Defaults: opts.Defaults, MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
+	})
+}
+
+// Driver returns the driver that Open uses.
+func Driver(opts Options) (vm.Driver, error) {
+	switch opts.Driver {
+	case "", "auto", gvisor.Name:
+	default:
+		return nil, fmt.Errorf("%w: there is no driver %.40q, use %q", bouvet.ErrInvalidConfig, opts.Driver, gvisor.Name)
+	}
+	state, err := stateDir(opts)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := statedir.Agent(state)
+	if err != nil {
+		return nil, err
+	}
+	agentImage, err := guest.Image(dir)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := gvisor.New(gvisor.Options{StateDir: state, AgentImage: agentImage, Exe: opts.Exe, Log: opts.Log})
+	if err != nil {
+		return nil, fmt.Errorf("cannot ready the gVisor driver: %w", err)
+	}
+	return driver, nil
+}
+
+// Store returns the image store that Open uses.
+func Store(opts Options) (*image.Store, error) {
+	state, err := stateDir(opts)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := statedir.Images(state)
+	if err != nil {
+		return nil, err
+	}
+	return image.Open(dir)
+}
+
+func stateDir(opts Options) (string, error) {
+	switch {
+	case opts.StateDir == "":
+		return statedir.Default()
+	case !filepath.IsAbs(opts.StateDir):
+		return "", fmt.Errorf("%w: state directory %.200q is not an absolute path", bouvet.ErrInvalidConfig, opts.StateDir)
+	default:
+		return opts.StateDir, nil
+	}
+}
+
+// Images returns store as a Manager wants it.
+func Images(store *image.Store) bouvet.Images { return images{store} }
+
+type images struct{ store *image.Store }
+
+// Acquire implements bouvet.Images.
+func (i images) Acquire(ctx context.Context, name string) (string, func(), error) {
+	h, err := i.store.Acquire(ctx, name)
+	if err != nil {
+		return "", nil, err
+	}
+	return h.Path(), func() { _ = h.Release() }, nil
+}

@@ -1,0 +1,85 @@
+package local_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bouvet-run/bouvet"
+	"github.com/bouvet-run/bouvet/image/imagetest"
+	"github.com/bouvet-run/bouvet/local"
+)
+
+func TestMain(m *testing.M) {
+	local.Dispatch()
+	os.Exit(m.Run())
+}
+
+func TestOptions(t *testing.T) {
+	for _, opts := range []local.Options{{Driver: "docker"}, {StateDir: "relative"}} {
+		if _, err := local.Open(t.Context(), opts); !errors.Is(err, bouvet.ErrInvalidConfig) {
+			t.Errorf("%+v: got %v, want an invalid configuration", opts, err)
+		}
+	}
+}
+
+// K2 to K9 in one: a real sandbox on this machine.
+func TestOpen(t *testing.T) {
+	imagetest.Default(t)
+	m, err := local.Open(t.Context(), local.Options{Exe: helper(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	s, err := m.CreateSandbox(t.Context(), bouvet.Config{Hostname: "box"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lang, code := range map[string]string{
+		"python": "print(6 * 7)",
+		"node":   "console.log(6 * 7)",
+		"bash":   "echo $((6 * 7))",
+	} {
+		if r, err := s.ExecuteCode(t.Context(), lang, code); err != nil || r.Stdout != "42\n" {
+			t.Errorf("%s: got %+v, %v, want 42", lang, r, err)
+		}
+	}
+	if err := s.WriteFile(t.Context(), "/tmp/a/b", "text"); err != nil {
+		t.Error(err)
+	}
+	if got, err := s.ReadFile(t.Context(), "/tmp/a/b"); got != "text" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	cmd := s.Command(t.Context(), "cat", "/etc/hostname", "-")
+	cmd.Stdin = strings.NewReader("through\n")
+	if out, err := cmd.Output(); err != nil || !strings.HasSuffix(string(out), "through\n") {
+		t.Errorf("got %q, %v", out, err)
+	}
+	if _, err := m.Create(t.Context(), bouvet.Config{Image: "no-such-image"}); err == nil {
+		t.Error("an image that does not exist was opened")
+	}
+}
+
+// helper returns a program that can become a sandbox's kernel, which a test
+// binary that has the race detector or is dynamically linked cannot.
+func helper(t *testing.T) string {
+	t.Helper()
+	if _, err := local.Driver(local.Options{}); err == nil && !raceEnabled {
+		return ""
+	}
+	for _, path := range []string{os.Getenv("BOUVET_HELPER"), "../bin/bouvet"} {
+		if path, err := filepath.Abs(path); err == nil {
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+				return path
+			}
+		}
+	}
+	t.Skip("this test binary cannot become a sandbox's kernel: run make build, name a bouvet binary in BOUVET_HELPER, or test with CGO_ENABLED=0")
+	return ""
+}
