@@ -199,6 +199,11 @@ const upgraded = ponged + `
 	> {"jsonrpc":"2.0","id":${id},"result":{}}
 `
 
+// frame is the step of a script that writes a binary frame.
+func frame(kind byte, payload string) string {
+	return fmt.Sprintf("bytes %02x %08x %x\n", kind, len(payload), payload)
+}
+
 // T18, T21: streams of frames.
 func TestStreamLies(t *testing.T) {
 	download := func(c *bouvet.AgentClient) error {
@@ -227,9 +232,6 @@ func TestStreamLies(t *testing.T) {
 		defer conn.Close()
 		_, err = io.Copy(io.Discard, conn)
 		return err
-	}
-	frame := func(kind byte, payload string) string {
-		return fmt.Sprintf("bytes %02x %08x %x\n", kind, len(payload), payload)
 	}
 	for _, tt := range []struct {
 		name, script string

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/bouvet-run/bouvet"
+	"github.com/bouvet-run/bouvet/vm/vmtest"
 	"github.com/bouvet-run/bouvet/wire"
 )
 
@@ -102,3 +103,24 @@ var timeless = context.Background()
 
 // pingOnly serves a stream of a scripted guest.
 func pingOnly(_ context.Context, conn net.Conn, _ uint32) { serveRPC(conn, pong(methodNotFound)) }
+
+// fakeWithExec returns a driver whose guests answer pings and end each command at
+// once with success, after they have shown its request to see.
+func fakeWithExec(t testing.TB, see func(wire.ExecRequest)) *vmtest.Fake {
+	return vmtest.NewFake(t, vmtest.FakeOptions{Guest: vmtest.Scripted(func(ctx context.Context, conn net.Conn, port uint32) {
+		if port != wire.PortExec {
+			pingOnly(ctx, conn, port)
+			return
+		}
+		line, err := bufio.NewReader(conn).ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		req, err := wire.DecodeExecRequest(line)
+		if err != nil {
+			t.Error(err)
+		}
+		see(req)
+		fmt.Fprintln(conn, `{"type":"exit"}`)
+	})})
+}

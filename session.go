@@ -94,8 +94,12 @@ func (s *session) receive(stall time.Duration) error {
 }
 
 func (s *session) receiveError(err error) error {
+	var broken *JSONError
 	switch {
-	case errors.Is(err, wire.ErrLineTooLong), errors.Is(err, wire.ErrBadFrame), errors.Is(err, ErrJSON):
+	case errors.As(err, &broken):
+		err = broken.Err
+		fallthrough
+	case errors.Is(err, wire.ErrLineTooLong), errors.Is(err, wire.ErrBadFrame):
 		return &JSONError{fmt.Errorf("stream of a command: %w", err)}
 	case isTimeout(err):
 		return &IOError{fmt.Errorf("agent stopped in the middle of a message: %w", err)}
