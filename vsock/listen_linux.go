@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"sync/atomic"
 
 	"github.com/mdlayher/vsock"
 )
@@ -30,16 +31,28 @@ func Listen(port uint32) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on vsock port %d: %w", port, err)
 	}
-	return &hostOnly{l}, nil
+	return &hostOnly{Listener: l}, nil
 }
 
 // hostOnly drops what does not come from the host.
-type hostOnly struct{ net.Listener }
+type hostOnly struct {
+	net.Listener
+	closed atomic.Bool
+}
+
+// Close implements net.Listener.
+func (l *hostOnly) Close() error {
+	l.closed.Store(true)
+	return l.Listener.Close()
+}
 
 // Accept implements net.Listener.
 func (l *hostOnly) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
+		if l.closed.Load() && err != nil {
+			return nil, net.ErrClosed // the socket may say EBADF
+		}
 		if err != nil {
 			return nil, err
 		}

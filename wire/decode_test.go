@@ -45,8 +45,6 @@ type embedded struct {
 	Extra string `json:"extra"`
 }
 
-func pointer[T any](v T) *T { return &v }
-
 func TestDecode(t *testing.T) {
 	for _, tc := range []struct {
 		name, in string
@@ -64,7 +62,7 @@ func TestDecode(t *testing.T) {
 		{"u64 max", `{"u64":18446744073709551615}`, message{U64: math.MaxUint64}},
 		{"i32 limits", `{"i32":-2147483648,"int":-9223372036854775808}`, message{I32: math.MinInt32, Int: math.MinInt64}},
 		{"minus zero", `{"i32":-0}`, message{}},
-		{"pointers", `{"ptr":0,"inner":{"k":"a","n":1}}`, message{Ptr: pointer[uint64](0), Inner: &inner{"a", 1}}},
+		{"pointers", `{"ptr":0,"inner":{"k":"a","n":1}}`, message{Ptr: new(uint64(0)), Inner: &inner{"a", 1}}},
 		{"arrays", `{"list":["a",""],"inners":[{"k":"a"},{"n":2},{}]}`, message{List: []string{"a", ""}, Inners: []inner{{K: "a"}, {N: 2}, {}}}},
 		{"empty array", `{"list":[ ]}`, message{List: []string{}}},
 		{"bytes", `{"bytes":"AAEC/w=="}`, message{Bytes: []byte{0, 1, 2, 255}}},

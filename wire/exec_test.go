@@ -121,7 +121,7 @@ func TestDecodeExecRequest(t *testing.T) {
 			"extensions", `{"command":["a"],"user":"u","timeout_ms":5,"no_stdin":true,"cols":1,"rows":2,"started":true,"framing":"binary","detach":true,"id":"job-1.a_B"}`,
 			wire.ExecRequest{Command: []string{"a"}, User: "u", TimeoutMS: 5, NoStdin: true, Cols: 1, Rows: 2, Started: true, Framing: wire.FramingBinary, Detach: true, ID: "job-1.a_B"},
 		},
-		{"attach", `{"attach":"job","replay_from":0}`, wire.ExecRequest{Attach: "job", ReplayFrom: pointer[uint64](0)}},
+		{"attach", `{"attach":"job","replay_from":0}`, wire.ExecRequest{Attach: "job", ReplayFrom: new(uint64(0))}},
 	} {
 		got, err := wire.DecodeExecRequest([]byte(tc.in))
 		if err != nil {
