@@ -81,15 +81,15 @@ func (o *opener) connectLine() (port uint32, ok bool, err error) {
 			if start := string(o.have[:min(n, len(connectPrefix))]); !strings.HasPrefix(connectPrefix, start) {
 				return 0, false, nil
 			}
-			if i := bytes.IndexByte(o.have, '\n'); i >= 0 {
-				port, ok = wire.ParseConnect(o.have[:i])
-				if ok {
+			i := bytes.IndexByte(o.have, '\n')
+			switch {
+			case i >= wire.MaxHandshakeLine, i < 0 && n >= wire.MaxHandshakeLine:
+				return 0, false, nil
+			case i >= 0:
+				if port, ok = wire.ParseConnect(o.have[:i]); ok {
 					o.have = o.have[i+1:]
 				}
 				return port, ok, nil
-			}
-			if n >= wire.MaxHandshakeLine {
-				return 0, false, nil
 			}
 		}
 		o.begun = len(o.have) > 0

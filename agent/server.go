@@ -256,11 +256,5 @@ func (s *Server) serveExecPort(ctx context.Context, conn net.Conn, in *opener) {
 	in.guardOneLine()
 	lines := wire.NewLineReader(in, wire.MaxExecLine, s.large)
 	defer lines.Close()
-	if x, ok := any(s).(execServer); ok {
-		x.serveExec(ctx, conn, lines)
-	}
-}
-
-type execServer interface {
-	serveExec(ctx context.Context, conn net.Conn, r *wire.LineReader)
+	s.serveExec(ctx, conn, lines)
 }

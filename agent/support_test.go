@@ -221,3 +221,14 @@ func eventually(t testing.TB, what string, cond func() bool) {
 		}
 	}
 }
+
+func unixConn(t testing.TB, fd int) *net.UnixConn {
+	t.Helper()
+	f := os.NewFile(uintptr(fd), "socketpair")
+	defer func() { _ = f.Close() }()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn.(*net.UnixConn)
+}
