@@ -131,21 +131,20 @@ func (c *AgentClient) answered(ctx context.Context, conn *rpcConn, k *call, id u
 	return &RPCError{Code: resp.Error.Code, Message: message}
 }
 
+// encodeRequest appends the parameters where they go: a wire.Request would have
+// them encoded twice, and they may be 60 MiB.
 func encodeRequest(id uint64, k *call) ([]byte, error) {
-	req := wire.Request{JSONRPC: wire.Version, ID: id, Method: k.method, Params: json.RawMessage("{}")}
-	if k.params != nil {
-		var buf bytes.Buffer
-		enc := json.NewEncoder(&buf)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(k.params); err != nil {
-			return nil, &JSONError{fmt.Errorf("parameters of %s: %w", k.method, err)}
-		}
-		req.Params = bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
-	}
-	line, err := wire.AppendLine(nil, req)
+	method, err := json.Marshal(k.method)
 	if err != nil {
-		return nil, &JSONError{fmt.Errorf("request %s: %w", k.method, err)}
+		return nil, &JSONError{fmt.Errorf("request %q: %w", k.method, err)}
 	}
+	line := fmt.Appendf(nil, `{"jsonrpc":%q,"id":%d,"method":%s,"params":`, wire.Version, id, method)
+	if k.params == nil {
+		line = append(line, "{}"...)
+	} else if line, err = wire.AppendLine(line, k.params); err != nil {
+		return nil, &JSONError{fmt.Errorf("parameters of %s: %w", k.method, err)}
+	}
+	line = append(bytes.TrimSuffix(line, []byte("\n")), "}\n"...)
 	if len(line) > wire.MaxRPCLine {
 		return nil, &JSONError{fmt.Errorf("request %s: %d bytes, at most %d are allowed", k.method, len(line), wire.MaxRPCLine)}
 	}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package bouvet_test
+
+const raceEnabled = false
