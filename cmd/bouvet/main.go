@@ -5,10 +5,10 @@ import (
 	"os"
 
 	"github.com/bouvet-run/bouvet/internal/cli"
-	"github.com/bouvet-run/bouvet/vm/gvisor"
+	"github.com/bouvet-run/bouvet/local"
 )
 
 func main() {
-	gvisor.Dispatch() // first: this program is its own helper
+	local.Dispatch() // first: this program is its own helper
 	os.Exit(cli.Main(os.Args[1:]))
 }

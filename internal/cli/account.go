@@ -82,15 +82,15 @@ func home(passwd, user string) (string, bool) {
 
 // command is what to run: the words given and nothing else, what the image is made
 // for, or a shell.
-func (s *runSession) command(ctx context.Context) ([]string, error) {
+func (s *runSession) command(ctx context.Context) []string {
 	if len(s.job.args) > 0 {
-		return s.job.args, nil
+		return s.job.args
 	}
 	if words := append(append([]string{}, s.image.Config.Entrypoint...), s.image.Config.Cmd...); len(words) > 0 {
-		return words, nil
+		return words
 	}
 	if _, err := s.sandbox.Client().Stat(ctx, "/bin/bash"); err == nil {
-		return []string{"/bin/bash"}, nil
+		return []string{"/bin/bash"}
 	}
-	return []string{"/bin/sh"}, nil
+	return []string{"/bin/sh"}
 }

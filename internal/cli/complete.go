@@ -42,7 +42,7 @@ func (w *world) completeImages(cmd *cobra.Command, args []string, prefix string)
 	var names []string
 	for _, info := range infos {
 		if !given[info.Name] && strings.HasPrefix(info.Name, prefix) {
-			names = append(names, info.Name+"\t"+printable(info.Source, 60))
+			names = append(names, info.Name+"\t"+clip(info.Source, 60))
 		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp

@@ -95,7 +95,7 @@ func (t *transfer) copy(ctx context.Context, c fileCopy) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	return fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -133,7 +133,7 @@ func (t *transfer) entry(ctx context.Context, root *os.Root, name, guest string,
 }
 
 func (t *transfer) upload(ctx context.Context, f *os.File, guest string) error {
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (s *runSession) makeLinks(ctx context.Context, links []link, who account) e
 		var stderr capture
 		stderr.limit = 1 << 10
 		cmd.Stderr = &stderr
-		if err := cmd.Run(); err != nil {
+		if err := cmd.Run(); err != nil { //nolint:contextcheck // the Cmd has it
 			return cannot(kindFile, "a copy without symbolic links (cp -rL)", "make symbolic links in the sandbox: %w %s", err, printable(stderr.kept.String(), 1000))
 		}
 		links = links[n:]

@@ -135,9 +135,9 @@ func (c *doctorCommand) add(ctx context.Context, name string, do func(context.Co
 	if c.json {
 		return
 	}
-	fmt.Fprintf(c.stdout, "%-4s  %-9s  %s\n", k.Status, k.Name, printable(k.Detail, 1000))
+	c.printf("%-4s  %-9s  %s\n", k.Status, k.Name, printable(k.Detail, 1000))
 	if k.Remedy != "" {
-		fmt.Fprintf(c.stdout, "%17stry: %s\n", "", printable(k.Remedy, 1000))
+		c.printf("%17stry: %s\n", "", printable(k.Remedy, 1000))
 	}
 }
 
@@ -158,11 +158,11 @@ func (c *doctorCommand) conclude() error {
 		}
 		switch {
 		case len(failed) > 0:
-			fmt.Fprintf(c.stdout, "\nnot ready: %s\n", strings.Join(failed, ", "))
+			c.printf("\nnot ready: %s\n", strings.Join(failed, ", "))
 		case len(warned) > 0:
-			fmt.Fprintf(c.stdout, "\nready, with warnings: %s\n", strings.Join(warned, ", "))
+			c.printf("\nready, with warnings: %s\n", strings.Join(warned, ", "))
 		default:
-			fmt.Fprintln(c.stdout, "\nready: sandboxes work here")
+			c.printf("\nready: sandboxes work here\n")
 		}
 	}
 	if c.found.OK {

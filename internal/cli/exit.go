@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -29,14 +30,15 @@ var exitCodes = []struct{ code, meaning string }{
 const exitCodesNote = "Other commands than run exit with 0, with 1 when a check failed (doctor, image verify), or with 125."
 
 func newExitCodesTopic() *cobra.Command {
-	long := "Exit codes of bouvet run:\n\n"
+	var long strings.Builder
+	long.WriteString("Exit codes of bouvet run:\n\n")
 	for _, row := range exitCodes {
-		long += fmt.Sprintf("  %-7s %s\n", row.code, row.meaning)
+		fmt.Fprintf(&long, "  %-7s %s\n", row.code, row.meaning)
 	}
 	return &cobra.Command{
 		Use:   "exit-codes",
 		Short: "what the exit codes mean",
-		Long:  long + "\n" + exitCodesNote,
+		Long:  long.String() + "\n" + exitCodesNote,
 	}
 }
 

@@ -54,8 +54,10 @@ func eachCommand(cmd *cobra.Command, visit func(*cobra.Command)) {
 	if cmd.Hidden || cmd.Name() == "help" {
 		return
 	}
-	cmd.InitDefaultHelpFlag()
 	visit(cmd)
+	if cmd.Name() == "completion" {
+		return // each shell's is told by its own help
+	}
 	for _, sub := range cmd.Commands() {
 		eachCommand(sub, visit)
 	}
@@ -124,6 +126,9 @@ func defaultOf(f *pflag.Flag) string {
 	switch f.DefValue {
 	case "", "0", "false", "[]":
 		return ""
+	}
+	if f.Value.Type() == "string" {
+		return fmt.Sprintf(" (default %q)", f.DefValue)
 	}
 	return " (default " + f.DefValue + ")"
 }

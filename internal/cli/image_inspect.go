@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,8 +36,7 @@ func newImageInspectCommand(w *world) *cobra.Command {
 }
 
 func (w *world) showImage(info image.Info) error {
-	t := tabwriter.NewWriter(w.stdout, 0, 0, 2, ' ', 0)
-	rows := [][2]string{
+	rows := [][]string{
 		{"name", info.Name},
 		{"digest", info.Digest},
 		{"size", fmt.Sprintf("%s, %d files", humanSize(info.Size), info.Inodes)},
@@ -50,10 +48,7 @@ func (w *world) showImage(info image.Info) error {
 		{"path", info.Path},
 	}
 	for _, env := range info.Config.Env {
-		rows = append(rows, [2]string{"env", env})
+		rows = append(rows, []string{"env", env})
 	}
-	for _, row := range rows {
-		fmt.Fprintf(t, "%s\t%s\n", row[0], cell(row[1]))
-	}
-	return t.Flush()
+	return w.table(rows)
 }

@@ -2,9 +2,8 @@ package cli
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,17 +39,18 @@ func (w *world) listImages(ctx context.Context, store *image.Store, asJSON bool)
 		}
 		return writeJSON(w.stdout, infos)
 	}
-	t := tabwriter.NewWriter(w.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tDIGEST\tSIZE\tFILES\tCREATED\tSOURCE")
+	rows := [][]string{{"NAME", "DIGEST", "SIZE", "FILES", "CREATED", "SOURCE"}}
 	for _, info := range infos {
 		source := info.Source
 		if info.Problem != "" {
 			source = "unusable: " + info.Problem
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", cell(info.Name), cell(shortDigest(info.Digest)), humanSize(info.Size),
-			info.Inodes, info.Created.Local().Format(time.DateTime), cell(source))
+		rows = append(rows, []string{
+			info.Name, shortDigest(info.Digest), humanSize(info.Size), strconv.FormatInt(info.Inodes, 10),
+			info.Created.Local().Format(time.DateTime), clip(source, 60),
+		})
 	}
-	return t.Flush()
+	return w.table(rows)
 }
 
 // shortDigest is enough of a digest to name an image by.

@@ -51,7 +51,7 @@ func (w *world) removeImages(ctx context.Context, store *image.Store, names []st
 	}
 	if !asJSON {
 		for _, name := range removed {
-			fmt.Fprintln(w.stdout, printable(name, 200))
+			w.printf("%s\n", printable(name, 200))
 		}
 	}
 	return errors.Join(errs...)

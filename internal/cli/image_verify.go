@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -60,10 +59,10 @@ func (w *world) verifyImages(ctx context.Context, store *image.Store, names []st
 			continue
 		}
 		if err == nil {
-			fmt.Fprintf(w.stdout, "ok    %s\n", cell(name))
+			w.printf("ok    %s\n", cell(name))
 			continue
 		}
-		fmt.Fprintf(w.stdout, "FAIL  %s\n", cell(name))
+		w.printf("FAIL  %s\n", cell(name))
 		w.warn(err)
 	}
 	if asJSON {

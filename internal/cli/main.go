@@ -19,12 +19,11 @@ func Main(args []string) int {
 }
 
 func run(ctx context.Context, w *world, args []string) int {
-	root := newRoot(w)
+	root := newRoot(w) //nolint:contextcheck // ExecuteContext hands it over
 	root.SetArgs(args)
 	root.SetIn(w.stdin)
 	root.SetOut(w.stdout)
 	root.SetErr(w.stderr)
-	defer w.close()
 
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -52,6 +51,7 @@ func wantsJSON(args []string) bool {
 }
 
 func newRoot(w *world) *cobra.Command {
+	cobra.EnableCommandSorting = false // run comes first
 	root := &cobra.Command{
 		Use:   "bouvet",
 		Short: "run code that nobody trusts in a sandbox of its own",
@@ -69,7 +69,7 @@ no network, limits on memory and time. Nothing of it is left afterwards.`,
 		DisableAutoGenTag: true,
 	}
 	root.PersistentFlags().BoolVar(&w.debug, "debug", false, "log what Bouvet does to standard error")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
+	root.SetFlagErrorFunc(usageError)
 	root.AddCommand(
 		newRunCommand(w),
 		newImageCommand(w),
@@ -78,8 +78,16 @@ no network, limits on memory and time. Nothing of it is left afterwards.`,
 		newExitCodesTopic(),
 		newGenDocsCommand(),
 	)
-	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			cmd.Short = "print the completion script for a shell"
+		case "help":
+			cmd.Short = "help about any command"
+		}
+	}
 	wrapArgs(root)
 	return root
 }

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/bouvet-run/bouvet"
+	"github.com/bouvet-run/bouvet/vm"
 )
 
 // An outcome is how a run ended, as --json prints it.
@@ -72,10 +73,27 @@ func endOf(ctx context.Context, cmd *bouvet.Cmd, err error) (*outcome, error) {
 			o.ExitCode, o.Signal = sig.code(), signalName(sig.signal)
 			return o, nil
 		}
+		if errors.Is(err, vm.ErrGone) {
+			return nil, &goneError{err}
+		}
 		return nil, fmt.Errorf("cannot run the command to its end: %w", err)
 	}
 	return o, nil
 }
+
+// A goneError says that the sandbox died, and why, without what lies between.
+type goneError struct{ err error }
+
+func (e *goneError) Error() string {
+	why := "the machine is gone"
+	if _, cause, ok := strings.Cut(e.err.Error(), vm.ErrGone.Error()+": "); ok {
+		why = cause
+	}
+	why, _, _ = strings.Cut(why, " (I/O error")
+	return "the sandbox died before the command ended: " + why
+}
+
+func (e *goneError) Unwrap() error { return e.err }
 
 // startFailure gives the exit codes of a shell to a command that did not start.
 func startFailure(cmd *bouvet.Cmd, start *bouvet.StartError) (int, error) {
@@ -85,11 +103,14 @@ func startFailure(cmd *bouvet.Cmd, start *bouvet.StartError) (int, error) {
 		p.remedy = "-w with a directory that is there"
 		return exitFailure, p
 	case errors.Is(start, fs.ErrNotExist):
-		p.remedy = "bouvet run -- sh -c 'ls /usr/bin' shows what the image has"
+		p.remedy = "bouvet run -- ls /usr/local/bin /usr/bin /bin, to see what the image has"
 		return exitNotFound, p
 	case errors.Is(start, fs.ErrPermission), strings.HasSuffix(start.Message, "exec format error"), strings.HasSuffix(start.Message, "is a directory"):
 		p.remedy = "a program that this user may execute, or sh FILE for a script"
 		return exitNotExecutable, p
+	case strings.HasPrefix(start.Message, "unknown user"):
+		p.remedy = "-u with a number or a user of the image: bouvet run -- cat /etc/passwd"
+		return exitFailure, p
 	default:
 		p.remedy = "bouvet run --help"
 		return exitFailure, p

@@ -44,6 +44,15 @@ func printable(s string, limit int) string {
 	return b.String()
 }
 
+// clip cuts s, made printable, to a number of characters.
+func clip(s string, limit int) string {
+	r := []rune(printable(s, 4*limit))
+	if len(r) <= limit {
+		return string(r)
+	}
+	return string(r[:limit-3]) + "..."
+}
+
 // cell makes s safe for a column of a table.
 func cell(s string) string {
 	if s == "" {

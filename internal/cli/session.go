@@ -150,10 +150,7 @@ func (s *runSession) execute(ctx context.Context, cancel context.CancelCauseFunc
 	if err != nil {
 		return err
 	}
-	args, err := s.command(ctx)
-	if err != nil {
-		return err
-	}
+	args := s.command(ctx)
 	if err := s.copyIn(ctx, who); err != nil {
 		return err
 	}
@@ -172,7 +169,7 @@ func (s *runSession) execute(ctx context.Context, cancel context.CancelCauseFunc
 	}
 
 	started := time.Now()
-	err = s.withTerminal(cmd, cancel, func() error { return s.wait(cmd, signals, resized) })
+	err = s.withTerminal(cmd, cancel, func() error { return s.wait(cmd, signals, resized) }) //nolint:contextcheck // the Cmd has it
 	end, err := endOf(ctx, cmd, err)
 	if err != nil {
 		if !s.json {
@@ -182,7 +179,7 @@ func (s *runSession) execute(ctx context.Context, cancel context.CancelCauseFunc
 	}
 	if s.json {
 		end.fill(s, stdout, stderr, started)
-		if err := writeJSON(s.world.stdout, end); err != nil {
+		if err := writeJSON(s.stdout, end); err != nil {
 			return err
 		}
 	} else if end.message != nil {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -51,9 +50,7 @@ func newVersionCommand(w *world) *cobra.Command {
 			if asJSON {
 				return writeJSON(w.stdout, v)
 			}
-			t := tabwriter.NewWriter(w.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintf(t, "bouvet\t%s\ngvisor\t%s\nagent\t%s\ngo\t%s %s/%s\n", cell(v.Bouvet), cell(v.GVisor), cell(v.Agent), v.Go, v.OS, v.Arch)
-			return t.Flush()
+			return w.table([][]string{{"bouvet", v.Bouvet}, {"gvisor", v.GVisor}, {"agent", v.Agent}, {"go", v.Go + " " + v.OS + "/" + v.Arch}})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

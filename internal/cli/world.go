@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -10,10 +11,10 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"text/tabwriter"
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
-	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -28,8 +29,6 @@ type world struct {
 
 	// debug is the flag of that name.
 	debug bool
-	// onClose runs when the command has ended, the last one first.
-	onClose []func()
 }
 
 func systemWorld() *world {
@@ -46,18 +45,6 @@ func notifySignals(signals ...os.Signal) (<-chan os.Signal, func()) {
 	c := make(chan os.Signal, 16)
 	signal.Notify(c, signals...)
 	return c, func() { signal.Stop(c) }
-}
-
-func (w *world) close() {
-	for i := len(w.onClose) - 1; i >= 0; i-- {
-		w.onClose[i]()
-	}
-	w.onClose = nil
-}
-
-func (w *world) getenv(key string) string {
-	v, _ := w.lookupEnv(key)
-	return v
 }
 
 func (w *world) log() *slog.Logger {
@@ -125,6 +112,25 @@ func (w *world) try(remedy string) {
 	writeText(w.stderr, "try: "+printable(remedy, maxMessage)+"\n")
 }
 
+// printf prints to standard output as it comes.
+func (w *world) printf(format string, args ...any) {
+	writeText(w.stdout, fmt.Sprintf(format, args...))
+}
+
+// table prints rows in columns.
+func (w *world) table(rows [][]string) error {
+	t := tabwriter.NewWriter(w.stdout, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		for i, text := range row {
+			row[i] = cell(text)
+		}
+		if _, err := fmt.Fprintln(t, strings.Join(row, "\t")); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
 // writeText writes where nothing can be done about a failure.
 func writeText(w io.Writer, s string) { _, _ = io.WriteString(w, s) }
 
@@ -188,12 +194,10 @@ var knownErrors = []struct {
 // describe says what a user should know about err.
 func describe(err error) jsonError {
 	e := jsonError{Message: strings.TrimSpace(err.Error())}
-	var p *problem
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*problem](err); ok {
 		e.Kind, e.Remedy = p.kind, p.remedy
 	}
-	var sig *signalError
-	if errors.As(err, &sig) {
+	if _, ok := errors.AsType[*signalError](err); ok {
 		e.Kind = kindInterrupted
 		return e
 	}
@@ -212,13 +216,4 @@ func describe(err error) jsonError {
 		e.Kind = bouvet.Kind(err).Name
 	}
 	return e
-}
-
-// stateDir is where this world keeps its state.
-func (w *world) stateDir() (string, error) {
-	dir, err := statedir.Default()
-	if err != nil {
-		return "", &problem{kind: kindUsage, err: err}
-	}
-	return dir, nil
 }
