@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -64,8 +65,11 @@ func (l *MuxListener) run() {
 	defer func() { _ = l.ch.Close() }()
 	for {
 		if err := l.serveSession(); err != nil {
-			if isClosed(l.closed) {
+			switch {
+			case isClosed(l.closed):
 				err = net.ErrClosed
+			case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+				err = io.EOF // the host went away while we wrote to it
 			}
 			l.err = err
 			return

@@ -51,7 +51,7 @@ const (
 )
 
 // channelBuffer is how much is read from a channel at once.
-const channelBuffer = 32 << 10
+const channelBuffer = 64 << 10
 
 func newNonce() string {
 	var b [nonceLen / 2]byte
