@@ -1,6 +1,8 @@
 package image
 
 import (
+	"context"
+	"io"
 	"os"
 	"testing"
 )
@@ -17,9 +19,10 @@ func BenchmarkFlatten(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.SetBytes(info.Size())
+	layer := func(context.Context) (io.ReadCloser, error) { return os.Open(path) }
 	for b.Loop() {
 		f := newOutput(b)
-		if _, err := Flatten(b.Context(), []Layer{TarFile(path)}, f, FlattenOptions{DropDevices: true}); err != nil {
+		if _, err := Flatten(b.Context(), []Layer{layer}, f, FlattenOptions{DropDevices: true}); err != nil {
 			b.Fatal(err)
 		}
 		if _, err := hashFile(b.Context(), f, nil); err != nil {
