@@ -82,9 +82,14 @@ func (c *AgentClient) try(ctx context.Context, k call, result any) error {
 // exchange sends k and returns its raw result with the connection, which the
 // caller owns. The result is valid until the connection is used again.
 func (c *AgentClient) exchange(ctx context.Context, k *call) (*rpcConn, json.RawMessage, error) {
+	conn, reused, err := c.acquire(ctx, false)
+	if err != nil {
+		return nil, nil, err
+	}
 	id := c.nextID.Add(1)
 	line, err := encodeRequest(id, k)
 	if err != nil {
+		c.release(conn, 0)
 		return nil, nil, err
 	}
 	method := slog.String("method", k.method)
@@ -92,11 +97,7 @@ func (c *AgentClient) exchange(ctx context.Context, k *call) (*rpcConn, json.Raw
 	c.log.LogAttrs(ctx, slog.LevelDebug, "rpc request", method, idAttr)
 	c.log.LogAttrs(ctx, LevelTrace, "rpc request body", method, idAttr, slog.Any("body", lineText(line)))
 
-	for fresh := false; ; fresh = true {
-		conn, reused, err := c.acquire(ctx, fresh)
-		if err != nil {
-			return nil, nil, err
-		}
+	for {
 		resp, sent, err := c.roundTrip(ctx, conn, k, id, line)
 		if err == nil {
 			if resp.Error == nil {
@@ -106,12 +107,14 @@ func (c *AgentClient) exchange(ctx context.Context, k *call) (*rpcConn, json.Raw
 			return nil, nil, c.answered(ctx, conn, k, id, resp)
 		}
 		conn.discard()
-		if reused && !fresh && (!sent || k.idempotent) && ctx.Err() == nil && errors.Is(err, ErrIO) {
-			// The agent closed it while it lay idle. The others are no better.
-			c.dropIdle()
-			continue
+		if !reused || sent && !k.idempotent || ctx.Err() != nil || !errors.Is(err, ErrIO) {
+			return nil, nil, err
 		}
-		return nil, nil, err
+		// The agent closed it while it lay idle. The others are no better.
+		c.dropIdle()
+		if conn, reused, err = c.acquire(ctx, true); err != nil {
+			return nil, nil, err
+		}
 	}
 }
 

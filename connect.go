@@ -53,17 +53,18 @@ func (c *AgentClient) connect(ctx context.Context) error {
 	var last error
 	for attempt := 1; ; attempt++ {
 		err := c.attempt(ctx, attempt)
-		elapsed := slog.Duration("elapsed", time.Since(start))
 		if err == nil {
-			c.log.LogAttrs(ctx, slog.LevelInfo, "connected to agent", elapsed, slog.Int("attempts", attempt))
+			c.log.LogAttrs(ctx, slog.LevelInfo, "connected to agent", elapsed(start), slog.Int("attempts", attempt))
 			return nil
 		}
 		if ctx.Err() == nil && !worthRetry(err) {
 			return err
 		}
 		if ctx.Err() == nil {
-			last = err
-			c.log.LogAttrs(ctx, LevelTrace, "agent not reached yet", elapsed, slog.Int("attempt", attempt), guestAttr("error", err.Error()))
+			if last == nil || !isTimeout(err) { // the attempt that time cuts short says least
+				last = err
+			}
+			c.log.LogAttrs(ctx, LevelTrace, "agent not reached yet", elapsed(start), slog.Int("attempt", attempt), guestAttr("error", err.Error()))
 			select {
 			case <-time.After(connectPauses[min(attempt, len(connectPauses))-1]):
 				continue
@@ -75,10 +76,12 @@ func (c *AgentClient) connect(ctx context.Context) error {
 		if !errors.Is(context.Cause(ctx), errConnectTimeout) {
 			return fmt.Errorf("cannot connect to the agent: %w", context.Cause(ctx))
 		}
-		c.log.LogAttrs(ctx, slog.LevelWarn, "agent did not answer in time", elapsed, slog.Int("attempts", attempt))
+		c.log.LogAttrs(ctx, slog.LevelWarn, "agent did not answer in time", elapsed(start), slog.Int("attempts", attempt))
 		return &AgentTimeoutError{Timeout: c.opts.ConnectTimeout, Attempts: attempt, Last: last}
 	}
 }
+
+func elapsed(start time.Time) slog.Attr { return slog.Duration("elapsed", time.Since(start)) }
 
 // attempt makes one connection and has it answer a ping.
 func (c *AgentClient) attempt(ctx context.Context, n int) error {

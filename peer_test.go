@@ -3,6 +3,7 @@ package bouvet_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"sync"
@@ -70,7 +71,11 @@ func result(req wire.Request, json string) string {
 }
 
 func rpcFailure(req wire.Request, code int, message string) string {
-	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"error":{"code":%d,"message":%q}}`, req.ID, code, message)
+	text, err := json.Marshal(message)
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"error":{"code":%d,"message":%s}}`, req.ID, code, text)
 }
 
 // pong answers pings, and all else with next.
