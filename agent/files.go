@@ -201,20 +201,30 @@ var errRoot = errors.New("it is the root directory")
 // remove removes path and all below it, but never through a symbolic link: that
 // is removed itself.
 func remove(path string) error {
-	abs, err := filepath.Abs(path)
+	abs, err := removable(path)
 	if err != nil {
 		return err
+	}
+	return os.RemoveAll(abs)
+}
+
+// removable returns the absolute path of what may be removed, which is anything
+// there is but the root.
+func removable(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
 	}
 	info, err := os.Lstat(abs)
 	if err != nil {
-		return err
+		return "", err
 	}
 	root, err := os.Stat("/")
 	if err != nil {
-		return err
+		return "", err
 	}
 	if os.SameFile(info, root) {
-		return errRoot
+		return "", errRoot
 	}
-	return os.RemoveAll(abs)
+	return abs, nil
 }
