@@ -58,7 +58,8 @@ const agentName = "bouvet-agent"
 // call of main, and of TestMain.
 func Dispatch() {
 	gvisor.Dispatch()
-	if filepath.Base(os.Args[0]) == agentName {
+	// A build without an embedded agent serves as its own.
+	if os.Args[0] == gvisor.AgentPath || filepath.Base(os.Args[0]) == agentName {
 		os.Exit(agent.Main(agent.Program{}))
 	}
 }

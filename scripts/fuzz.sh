@@ -12,7 +12,7 @@ while IFS=: read -r file line; do
   name=${name%%(*}
   targets=$((targets + 1))
   printf '== %s %s\n' "$(dirname "$file")" "$name"
-  "$go" test -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime" -timeout 30m "$(dirname "$file")" </dev/null
+  "$go" test -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime" -fuzzminimizetime 10x -timeout 30m "$(dirname "$file")" </dev/null
 done < <(grep -rE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*\(' ./*/ ./*_test.go 2>/dev/null | sort)
 if [ "$targets" -eq 0 ]; then
   echo 'fuzz: found no targets' >&2

@@ -36,9 +36,12 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Where the agent stands in the guest, and how it is told about its channel.
+// AgentPath is where the agent stands in the guest, and its argv[0]: a program
+// that serves as its own agent knows by it that it is to be one.
+const AgentPath = agentMount + "/agent"
+
 const (
 	agentMount = "/.bouvet"
-	agentPath  = agentMount + "/agent"
-	channelFD  = 3
+	// channelFD is the agent's descriptor for its channel.
+	channelFD = 3
 )

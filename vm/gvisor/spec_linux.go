@@ -33,7 +33,7 @@ func diskBytes(memoryMiB int) int64 { return int64(memoryMiB) << 20 / 8 * 7 }
 
 // makeSpec is the OCI specification of a machine.
 func makeSpec(c *vm.Config, agentImage string) *specs.Spec {
-	args := []string{agentPath, "--mux", "fd:" + strconv.Itoa(channelFD)}
+	args := []string{AgentPath, "--mux", "fd:" + strconv.Itoa(channelFD)}
 	annotations := map[string]string{
 		"dev.gvisor.spec.rootfs.source":  c.Image,
 		"dev.gvisor.spec.rootfs.type":    "erofs",
