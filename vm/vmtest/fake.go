@@ -136,7 +136,7 @@ func (f *Fake) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	if f.used[c.ID] {
 		return nil, fmt.Errorf("machine %s: %w", c.ID, vm.ErrExists)
 	}
-	m, err := f.start(c.ID)
+	m, err := f.start(c.ID) //nolint:contextcheck // a machine outlives the call that makes it.
 	if err != nil {
 		return nil, err
 	}
@@ -202,13 +202,12 @@ func (f *Fake) start(id string) (*fakeMachine, error) {
 // run is the life of the guest.
 func (m *fakeMachine) run(ctx context.Context) {
 	defer close(m.done)
-	defer m.mux.Close()
-	defer m.ch.Close()
+	defer func() { _ = errors.Join(m.ch.Close(), m.mux.Close()) }()
 	if pause(ctx, m.fake.opts.ReadyDelay) != nil {
 		return
 	}
 	l := vsock.NewMuxListener(m.ch)
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	m.fake.opts.Guest(ctx, l)
 	if ctx.Err() == nil {
 		m.end(fmt.Errorf("%w: guest returned", vm.ErrGone))
@@ -290,7 +289,7 @@ func socketpair() (host, guest net.Conn, err error) {
 	}
 	var conns [2]net.Conn
 	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "socketpair") //nolint:gosec // a descriptor is not negative.
+		f := os.NewFile(uintptr(fd), "socketpair")
 		c, connErr := net.FileConn(f)
 		conns[i], err = c, errors.Join(err, connErr, f.Close())
 	}

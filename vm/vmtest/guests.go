@@ -13,7 +13,7 @@ import (
 // Agent is the Guest that is the real agent, in this process.
 func Agent(ctx context.Context, l net.Listener) {
 	s := agent.NewServer(agent.Options{Version: "fake"})
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	_ = s.Serve(ctx, l, 0)
 }
 
@@ -35,7 +35,7 @@ func Scripted(serve func(ctx context.Context, conn net.Conn, port uint32)) Guest
 				return
 			}
 			streams.Go(func() {
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 				if port, ok := acknowledge(conn); ok {
 					serve(ctx, conn, port)
