@@ -207,7 +207,7 @@ func TestCallTimeout(t *testing.T) {
 		if content != "second" || err != nil {
 			t.Errorf("got %q, %v, want the second answer", content, err)
 		}
-		c.Close()
+		_ = c.Close()
 		synctest.Wait()
 	})
 }
@@ -215,7 +215,7 @@ func TestCallTimeout(t *testing.T) {
 // T20: one byte a second keeps no call alive.
 func TestCallDrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		peer := &pipePeer{serve: func(n int, conn net.Conn, _ uint32) {
+		peer := &pipePeer{serve: func(_ int, conn net.Conn, _ uint32) {
 			serveRPC(conn, pong(func(wire.Request) string {
 				for {
 					time.Sleep(time.Second)
@@ -230,7 +230,7 @@ func TestCallDrip(t *testing.T) {
 		if _, err := c.ReadFile(t.Context(), "/x"); !errors.Is(err, bouvet.ErrRPC) || time.Since(start) != 30*time.Second {
 			t.Errorf("got %v after %v, want a response timeout after 30s", err, time.Since(start))
 		}
-		c.Close()
+		_ = c.Close()
 		time.Sleep(time.Second) // of the bubble's clock: the peer finds out at its next byte
 		synctest.Wait()
 	})
@@ -242,7 +242,7 @@ func TestCallCancelled(t *testing.T) {
 		gone := make(chan time.Duration, 1)
 		start := time.Now()
 		peer := rpcPeer(nil)
-		peer.serve = func(n int, conn net.Conn, _ uint32) {
+		peer.serve = func(_ int, conn net.Conn, _ uint32) {
 			serveRPC(conn, pong(func(wire.Request) string {
 				var b [1]byte
 				_, _ = conn.Read(b[:])
@@ -263,7 +263,7 @@ func TestCallCancelled(t *testing.T) {
 		if err := c.Ping(t.Context()); err != nil {
 			t.Error(err)
 		}
-		c.Close()
+		_ = c.Close()
 		synctest.Wait()
 	})
 }
@@ -306,7 +306,7 @@ func TestCallsConcurrently(t *testing.T) {
 		if got := open.Load(); got != 4 {
 			t.Errorf("got %d connections kept, want 4", got)
 		}
-		c.Close()
+		_ = c.Close()
 		synctest.Wait()
 		if got := open.Load(); got != 0 {
 			t.Errorf("got %d connections after Close, want 0", got)
@@ -318,7 +318,7 @@ func TestCallsConcurrently(t *testing.T) {
 func TestClientClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := connect(t, rpcPeer(pong(func(wire.Request) string { return "" })), nil)
-		time.AfterFunc(time.Second, func() { c.Close() })
+		time.AfterFunc(time.Second, func() { _ = c.Close() })
 		start := time.Now()
 		if _, err := c.Exec(t.Context(), "x", nil); !errors.Is(err, net.ErrClosed) || time.Since(start) != time.Second {
 			t.Errorf("got %v after %v, want ErrClosed after 1s", err, time.Since(start))
@@ -346,11 +346,11 @@ func TestIdleConnectionLost(t *testing.T) {
 					return
 				}
 				defer close(closed)
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				one := make([]byte, 4096)
 				k, _ := conn.Read(one)
 				req, _ := wire.DecodeRequest(one[:k])
-				fmt.Fprintln(conn, result(req, `{"pong":true}`))
+				_, _ = fmt.Fprintln(conn, result(req, `{"pong":true}`))
 			}
 			var d bouvet.Dialer = &pipePeer{serve: func(n int, conn net.Conn, _ uint32) { serve(n, conn) }}
 			if kind == "unix" {

@@ -337,7 +337,7 @@ func TestCmdStdinOutlivesCommand(t *testing.T) {
 	}
 	// A reader that blocks and has no deadline: Wait does not wait for it.
 	blocked, feed := io.Pipe()
-	defer feed.Close()
+	defer func() { _ = feed.Close() }()
 	c = s.Command(t.Context(), "true")
 	c.Stdin = blocked
 	if err := c.Run(); err != nil {
@@ -348,8 +348,8 @@ func TestCmdStdinOutlivesCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close()
-	defer w.Close()
+	defer func() { _ = r.Close() }()
+	defer func() { _ = w.Close() }()
 	c = s.Command(t.Context(), "true")
 	c.Stdin = r
 	if err := c.Run(); err != nil {
@@ -485,7 +485,7 @@ func TestNothingLeaks(t *testing.T) {
 		case 0:
 			cancel()
 		case 1:
-			in.Close()
+			_ = in.Close()
 		case 2:
 			_ = c.Signal(syscall.SIGKILL)
 		}

@@ -82,7 +82,7 @@ func TestConnectLateAgent(t *testing.T) {
 		if err := c.Ping(t.Context()); err != nil {
 			t.Error(err)
 		}
-		c.Close()
+		_ = c.Close()
 		synctest.Wait()
 	})
 }
@@ -113,7 +113,7 @@ func TestConnectSilentAgent(t *testing.T) {
 			if got := time.Since(start); got > 3100*time.Millisecond {
 				t.Errorf("took %v, want attempts of 1s and 2s", got)
 			}
-			c.Close()
+			_ = c.Close()
 			synctest.Wait()
 		})
 	})
@@ -174,7 +174,7 @@ func hybridPeer(t *testing.T, reply string, then func(net.Conn)) vsock.Hybrid {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -182,7 +182,7 @@ func hybridPeer(t *testing.T, reply string, then func(net.Conn)) vsock.Hybrid {
 				return
 			}
 			go func() {
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				line := make([]byte, len("CONNECT 52\n"))
 				if _, err := conn.Read(line); err != nil || string(line) != "CONNECT 52\n" { // A4
 					t.Errorf("got %q, %v, want the CONNECT line alone", line, err)

@@ -61,7 +61,7 @@ func Kind(err error) ErrorKind {
 	for _, k := range errorKinds {
 		if errors.Is(err, k.Err) {
 			var rpc *RPCError
-			if k.Err == ErrRPC && errors.As(err, &rpc) && rpc.Code != codeLocal {
+			if errors.Is(k.Err, ErrRPC) && errors.As(err, &rpc) && rpc.Code != codeLocal {
 				k.RPCCode = rpc.Code
 			}
 			return k

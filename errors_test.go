@@ -110,7 +110,7 @@ func TestStartErrorMatches(t *testing.T) {
 	} {
 		err := &bouvet.StartError{Message: tt.message}
 		for _, target := range []error{fs.ErrNotExist, fs.ErrPermission} {
-			if got, want := errors.Is(err, target), target == tt.want; got != want {
+			if got, want := errors.Is(err, target), errors.Is(tt.want, target); got != want {
 				t.Errorf("%q is %v: got %v, want %v", tt.message, target, got, want)
 			}
 		}

@@ -93,7 +93,7 @@ func TestReplyTooLong(t *testing.T) {
 		name, script string
 		call         func(c *bouvet.AgentClient) error
 	}{
-		{"ping without end", "< ping\nrepeat 1G x", func(c *bouvet.AgentClient) error { return nil }},
+		{"ping without end", "< ping\nrepeat 1G x", func(*bouvet.AgentClient) error { return nil }},
 		{"exec without end", ponged + "< exec\nrepeat 1G x", exec},
 		{"listing of 10^7 names", ponged + `
 	< "id":(?P<id>\d+),"method":"list_dir"
@@ -113,7 +113,7 @@ func TestReplyTooLong(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			c, err := bouvet.Connect(t.Context(), wiretest.NewPeer(t, tt.script), nil)
 			if err == nil {
-				defer c.Close()
+				defer func() { _ = c.Close() }()
 				err = tt.call(c)
 			}
 			if !errors.Is(err, bouvet.ErrJSON) {
@@ -219,7 +219,7 @@ func TestStreamLies(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer w.Close()
+		defer func() { _ = w.Close() }()
 		for range w.Events() {
 		}
 		return w.Err()
@@ -229,7 +229,7 @@ func TestStreamLies(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer conn.Close()
+		defer func() { _ = conn.Close() }()
 		_, err = io.Copy(io.Discard, conn)
 		return err
 	}

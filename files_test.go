@@ -229,7 +229,7 @@ func echo(t *testing.T, serve func(net.Conn)) uint16 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -237,7 +237,7 @@ func echo(t *testing.T, serve func(net.Conn)) uint16 {
 				return
 			}
 			go func() {
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				serve(conn)
 			}()
 		}
@@ -252,7 +252,7 @@ func TestForward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	const size = 4 << 20
 	go func() {
 		if _, err := conn.Write(make([]byte, size)); err != nil {
@@ -279,9 +279,9 @@ func TestForward(t *testing.T) {
 		t.Fatal(err)
 	}
 	free := uint16(l.Addr().(*net.TCPAddr).Port)
-	l.Close()
+	_ = l.Close()
 	if c, err := s.Client().Forward(t.Context(), free); err == nil {
-		c.Close()
+		_ = c.Close()
 		t.Error("connected to a port where nobody listens")
 	}
 }
@@ -306,6 +306,6 @@ func TestForwardConn(t *testing.T) {
 			return nil, nil, nil, err
 		}
 		c2 = <-accepted
-		return c1, c2, func() { c1.Close(); c2.Close(); l.Close() }, nil
+		return c1, c2, func() { _, _, _ = c1.Close(), c2.Close(), l.Close() }, nil
 	})
 }

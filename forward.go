@@ -26,7 +26,7 @@ func (c *AgentClient) Forward(ctx context.Context, port uint16) (net.Conn, error
 		return nil, err
 	}
 	f := &forwardConn{conn: s.conn, port: port}
-	f.unbind = context.AfterFunc(c.life, s.conn.close)
+	f.unbind = context.AfterFunc(c.life, s.conn.close) //nolint:contextcheck // ctx bounds the call, not the connection.
 	return f, nil
 }
 

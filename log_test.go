@@ -72,7 +72,7 @@ func TestLogEvents(t *testing.T) {
 		_, _ = c.ReadFile(t.Context(), "/f")
 		_ = c.WriteFile(t.Context(), "/w", "1234")
 		_, _ = c.ExecCode(t.Context(), "python", "print()", nil)
-		c.Close()
+		_ = c.Close()
 		synctest.Wait()
 
 		var failed logBuffer
@@ -164,7 +164,7 @@ func TestExecTimeoutOutlastsRPCTimeout(t *testing.T) {
 		if got := time.Since(start); got <= time.Minute || got > time.Minute+5*time.Second || told.Load() != 60_000 {
 			t.Errorf("took %v, told the agent %d ms, want a little over a minute and 60000", got, told.Load())
 		}
-		c.Close()
+		_ = c.Close()
 		synctest.Wait()
 	})
 }

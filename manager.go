@@ -200,7 +200,7 @@ func (m *Manager) build(ctx context.Context, cfg Config, created time.Time) (_ *
 	if err := context.Cause(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot create sandbox: %w", err), client.Close())
 	}
-	return newSandbox(cfg, created, machine, client, release), nil
+	return newSandbox(cfg, created, machine, client, release), nil //nolint:contextcheck // ctx bounds the creation, not the sandbox.
 }
 
 // image finds the root file system of cfg.

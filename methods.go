@@ -102,7 +102,7 @@ func millis(d time.Duration) uint64 {
 	if d <= 0 {
 		return 0
 	}
-	return uint64((d + time.Millisecond - 1) / time.Millisecond) //nolint:gosec // not negative.
+	return uint64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
 // checkExitCode refuses what no process can end with (threat T21).

@@ -29,7 +29,7 @@ func (p *pipePeer) Dial(_ context.Context, port uint32) (net.Conn, error) {
 	p.mu.Unlock()
 	host, guest := net.Pipe()
 	go func() {
-		defer guest.Close()
+		defer func() { _ = guest.Close() }()
 		p.serve(n, guest, port)
 	}()
 	return host, nil
@@ -99,7 +99,7 @@ func connect(t testing.TB, d bouvet.Dialer, opts *bouvet.ClientOptions) *bouvet.
 	if err != nil {
 		t.Fatalf("Connect: %v", err)
 	}
-	t.Cleanup(func() { c.Close() })
+	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -126,6 +126,6 @@ func fakeWithExec(t testing.TB, see func(wire.ExecRequest)) *vmtest.Fake {
 			t.Error(err)
 		}
 		see(req)
-		fmt.Fprintln(conn, `{"type":"exit"}`)
+		_, _ = fmt.Fprintln(conn, `{"type":"exit"}`)
 	})})
 }

@@ -24,7 +24,7 @@ type rpcConn struct {
 func (r *rpcConn) close() {
 	r.closeOnce.Do(func() {
 		close(r.gate.closed)
-		_ = r.Conn.Close()
+		_ = r.Close()
 	})
 }
 

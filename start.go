@@ -211,8 +211,7 @@ func (s *session) awaitStart(timeout time.Duration) error {
 
 // startError is the error of a command that ended before it had started.
 func (s *session) startError() error {
-	var exit *ExitError
-	if errors.As(s.err, &exit) {
+	if exit, ok := errors.AsType[*ExitError](s.err); ok {
 		return &StartError{Message: first(exit.Message, exit.Error())}
 	}
 	if s.err == nil {

@@ -152,9 +152,8 @@ func (c *AgentClient) Upload(ctx context.Context, path string, r io.Reader, opts
 
 	// The agent may refuse in the middle, and then reads no more: its answer is
 	// awaited from the beginning.
-	answer := make(chan error, 1)
-	var received wire.EndFrame
-	go func() { answer <- s.uploadEnd(&received) }()
+	answer := make(chan uploadAnswer, 1)
+	go func() { answer <- s.uploadEnd() }()
 	// Whoever returns closes the connection first, which ends the goroutine.
 	sent, sendErr := s.send(r, c.opts.RPCTimeout, answer)
 	if sendErr != nil && !errors.Is(sendErr, errAnswered) {
@@ -169,19 +168,19 @@ func (c *AgentClient) Upload(ctx context.Context, path string, r io.Reader, opts
 		}
 	}
 	late := time.AfterFunc(c.opts.RPCTimeout, s.conn.close)
-	err = <-answer
+	received := <-answer
 	inTime := late.Stop()
 	switch {
-	case received.Error != "":
-		return sent, remoteError(received.Error)
-	case err != nil && !inTime:
+	case received.end.Error != "":
+		return sent, remoteError(received.end.Error)
+	case received.err != nil && !inTime:
 		return sent, c.streamError(ctx, "upload", errResponseTimeout{})
-	case errors.Is(err, ErrJSON):
-		return sent, err
-	case err != nil:
-		return sent, c.streamError(ctx, "upload", err)
-	case sendErr != nil || received.Size != uint64(sent): //nolint:gosec // sent is not negative.
-		return sent, &JSONError{fmt.Errorf("agent claims to have stored %d bytes of %d sent", received.Size, sent)}
+	case errors.Is(received.err, ErrJSON):
+		return sent, received.err
+	case received.err != nil:
+		return sent, c.streamError(ctx, "upload", received.err)
+	case sendErr != nil || received.end.Size != uint64(sent): //nolint:gosec // sent is not negative.
+		return sent, &JSONError{fmt.Errorf("agent claims to have stored %d bytes of %d sent", received.end.Size, sent)}
 	}
 	return sent, nil
 }
@@ -201,7 +200,7 @@ var errAnswered = errors.New("agent answered early")
 
 // send copies r into data frames and ends them. Its answer channel is only
 // looked at: what is in it stays there.
-func (s *stream) send(r io.Reader, stall time.Duration, answer <-chan error) (int64, error) {
+func (s *stream) send(r io.Reader, stall time.Duration, answer <-chan uploadAnswer) (int64, error) {
 	buf := make([]byte, wire.FrameHeaderLen+streamChunk)
 	var total int64
 	for {
@@ -229,17 +228,24 @@ func (s *stream) send(r io.Reader, stall time.Duration, answer <-chan error) (in
 	}
 }
 
+// uploadAnswer is how an upload ended: what the agent says, or why it does not.
+type uploadAnswer struct {
+	end wire.EndFrame
+	err error
+}
+
 // uploadEnd reads the agent's answer to an upload.
-func (s *stream) uploadEnd(end *wire.EndFrame) error {
+func (s *stream) uploadEnd() (a uploadAnswer) {
 	kind, payload, err := s.next(false)
-	if err != nil {
-		return err
+	switch {
+	case err != nil:
+		a.err = err
+	case kind != wire.FrameEnd:
+		a.err = &JSONError{fmt.Errorf("frame of kind %d in answer to an upload", kind)}
+	default:
+		if err := wire.Decode(payload, &a.end); err != nil {
+			a.err = &JSONError{fmt.Errorf("end of upload: %w", err)}
+		}
 	}
-	if kind != wire.FrameEnd {
-		return &JSONError{fmt.Errorf("frame of kind %d in answer to an upload", kind)}
-	}
-	if err := wire.Decode(payload, end); err != nil {
-		return &JSONError{fmt.Errorf("end of upload: %w", err)}
-	}
-	return nil
+	return a
 }

@@ -31,8 +31,8 @@ func (c *AgentClient) Watch(ctx context.Context, path string, recursive bool) (*
 		return nil, err
 	}
 	w := &Watcher{client: c, events: make(chan WatchEvent), stream: s, closed: make(chan struct{})}
-	w.unbind = context.AfterFunc(c.life, s.conn.close)
-	go w.run(c.life)
+	w.unbind = context.AfterFunc(c.life, s.conn.close) //nolint:contextcheck // ctx bounds the call, not the watch.
+	go w.run(c.life)                                   //nolint:contextcheck // the same
 	return w, nil
 }
 
@@ -50,7 +50,7 @@ func (w *Watcher) Close() error {
 		close(w.closed)
 		w.stream.conn.close()
 	})
-	for range w.events { //nolint:revive // what nobody read is dropped.
+	for range w.events { // what nobody read is dropped
 	}
 	return nil
 }

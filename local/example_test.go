@@ -18,7 +18,7 @@ func Example() {
 		slog.Error("cannot open", slog.Any("error", err))
 		return
 	}
-	defer manager.Close(ctx)
+	defer func() { _ = manager.Close(ctx) }()
 	sandbox, err := manager.CreateSandbox(ctx, bouvet.Config{})
 	if err != nil {
 		slog.Error("cannot create sandbox", slog.Any("error", err))

@@ -68,7 +68,7 @@ func Dispatch() {
 // killed have left behind is removed first. ctx bounds the call alone. The
 // sandboxes end with the manager's Close, and with this process.
 func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
-	driver, err := Driver(opts)
+	driver, err := Driver(opts) //nolint:contextcheck // making the agent's image is short.
 	if err != nil {
 		return nil, err
 	}
