@@ -211,7 +211,11 @@ func (p *Program) run(o *options, log *slog.Logger) error {
 		}
 	}
 	debug.SetMemoryLimit(memoryLimit())
-	m := proc.NewManager(proc.Options{Reap: isInit || o.subreaper, OOMProtect: isInit || o.subreaper, Log: log})
+	adopts := isInit || o.subreaper
+	if adopts {
+		defer proc.EndDescendants()
+	}
+	m := proc.NewManager(proc.Options{Reap: adopts, OOMProtect: adopts, Log: log})
 	defer m.Close()
 	s := NewServer(Options{Log: log, Version: p.Version, Proc: m, ExecPort: o.execPort})
 	defer func() { _ = s.Close() }()

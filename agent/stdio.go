@@ -76,19 +76,21 @@ func (c *stdioConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-// A descriptor that cannot be polled has no deadlines.
+// SetReadDeadline also bounds AwaitHangup, which watches the output.
 func (c *stdioConn) SetReadDeadline(t time.Time) error {
-	if err := c.in.SetReadDeadline(t); !errors.Is(err, os.ErrNoDeadline) {
-		return err
-	}
-	return nil
+	return errors.Join(ifPollable(c.in.SetReadDeadline(t)), ifPollable(c.out.SetReadDeadline(t)))
 }
 
 func (c *stdioConn) SetWriteDeadline(t time.Time) error {
-	if err := c.out.SetWriteDeadline(t); !errors.Is(err, os.ErrNoDeadline) {
-		return err
+	return ifPollable(c.out.SetWriteDeadline(t))
+}
+
+// ifPollable passes over that a descriptor which cannot be polled has no deadlines.
+func ifPollable(err error) error {
+	if errors.Is(err, os.ErrNoDeadline) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 func (c *stdioConn) LocalAddr() net.Addr  { return stdioAddr{} }
