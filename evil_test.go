@@ -1,16 +1,22 @@
 package bouvet_test
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/bouvet-run/bouvet"
+	"github.com/bouvet-run/bouvet/vm/vmtest"
+	"github.com/bouvet-run/bouvet/wire"
 	"github.com/bouvet-run/bouvet/wire/wiretest"
 )
 
@@ -297,5 +303,52 @@ func TestOldAgent(t *testing.T) {
 	// The seed's own methods are not extensions.
 	if _, err := c.ReadFile(ctx, "/x"); !errors.Is(err, bouvet.ErrRPC) {
 		t.Errorf("got %v, want an RPC error", err)
+	}
+}
+
+// T19, over a mux: an idle stream that speaks unasked, or ends, is not used again.
+func TestIdleMuxStream(t *testing.T) {
+	for name, after := range map[string]string{
+		"speaks": `{"jsonrpc":"2.0","id":2,"result":{"content":"evil"}}` + "\n",
+		"ends":   "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var streams atomic.Int64
+			spoken := make(chan struct{})
+			fake := vmtest.NewFake(t, vmtest.FakeOptions{Guest: vmtest.Scripted(func(ctx context.Context, conn net.Conn, _ uint32) {
+				if streams.Add(1) > 1 {
+					serveRPC(conn, pong(func(r wire.Request) string { return result(r, `{"content":"good"}`) }))
+					return
+				}
+				defer close(spoken)
+				line, err := bufio.NewReader(conn).ReadBytes('\n')
+				if err != nil {
+					t.Error(err)
+				}
+				req, _ := wire.DecodeRequest(line)
+				_, _ = fmt.Fprintln(conn, result(req, `{"pong":true}`))
+				if after == "" {
+					return
+				}
+				_, _ = io.WriteString(conn, after)
+				spoken <- struct{}{}
+				<-ctx.Done()
+			})})
+			m := newManager(t, fake, bouvet.ManagerOptions{})
+			s, err := m.CreateSandbox(t.Context(), bouvet.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-spoken
+			// What was said is on its way: a later stream overtakes nothing.
+			other, err := s.Machine().Dial(t.Context(), wire.PortRPC)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = other.Close() }()
+			if got, err := s.ReadFile(t.Context(), "/x"); got != "good" || err != nil {
+				t.Errorf("got %q, %v, want the answer of a fresh stream", got, err)
+			}
+		})
 	}
 }
