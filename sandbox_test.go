@@ -355,3 +355,61 @@ func TestCreateWithoutImage(t *testing.T) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
+
+// graces records how gracefully machines are destroyed.
+type graces struct {
+	vm.Driver
+	got chan time.Duration
+}
+
+func (g *graces) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
+	m, err := g.Driver.Create(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return &gracesMachine{m, g}, nil
+}
+
+type gracesMachine struct {
+	vm.Machine
+	g *graces
+}
+
+func (m *gracesMachine) Destroy(ctx context.Context, grace time.Duration) error {
+	m.g.got <- grace
+	return m.Machine.Destroy(ctx, grace)
+}
+
+// G1, L15: a guest may stop by itself for a short while; one that is dead or only
+// half made may not.
+func TestStopGrace(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		cfg   bouvet.Config
+		guest vmtest.Guest
+		kill  bool
+		want  time.Duration
+	}{
+		{"default", bouvet.Config{}, ready, false, 500 * time.Millisecond},
+		{"longer", bouvet.Config{StopGrace: time.Second}, ready, false, time.Second},
+		{"none", bouvet.Config{StopGrace: -1}, ready, false, 0},
+		{"dead", bouvet.Config{}, ready, true, 0},
+		{"half made", bouvet.Config{ConnectTimeout: 10 * time.Millisecond}, vmtest.Silent, false, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fake := vmtest.NewFake(t, vmtest.FakeOptions{Guest: tt.guest})
+			driver := &graces{fake, make(chan time.Duration, 4)}
+			m := newManager(t, driver, bouvet.ManagerOptions{})
+			if id, err := m.Create(t.Context(), tt.cfg); err == nil {
+				if tt.kill {
+					fake.Kill(id.String())
+				} else if err := m.Destroy(t.Context(), id); err != nil {
+					t.Error(err)
+				}
+			}
+			if got := <-driver.got; got != tt.want {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

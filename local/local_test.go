@@ -2,13 +2,17 @@ package local_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image/imagetest"
+	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/local"
 )
 
@@ -82,4 +86,52 @@ func helper(t *testing.T) string {
 	}
 	t.Skip("this test binary cannot become a sandbox's kernel: run make build, name a bouvet binary in BOUVET_HELPER, or test with CGO_ENABLED=0")
 	return ""
+}
+
+// F4, G1 to G4, T39: several real sandboxes at once, destroyed in every way, and
+// nothing left.
+func TestManyAtOnce(t *testing.T) {
+	imagetest.Default(t)
+	exe := helper(t)
+	testutil.Ledger(t, testutil.Scope{})
+	m, err := local.Open(t.Context(), local.Options{Exe: exe, Defaults: bouvet.Config{MemoryMiB: 64}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 12 {
+		wg.Go(func() {
+			s, err := m.CreateSandbox(t.Context(), bouvet.Config{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			want := fmt.Sprintln("sandbox", i)
+			if r, err := s.Execute(t.Context(), "echo sandbox "+strconv.Itoa(i)); err != nil || r.Stdout != want {
+				t.Errorf("got %+v, %v, want %q", r, err, want)
+			}
+			switch i % 4 {
+			case 0:
+				err = s.Destroy(t.Context())
+			case 1:
+				err = m.Destroy(t.Context(), s.ID())
+			case 2: // in the middle of a command
+				cmd := s.Command(t.Context(), "sleep", "60")
+				if err := cmd.Start(); err != nil {
+					t.Error(err)
+				}
+				err = m.Destroy(t.Context(), s.ID())
+				if err := cmd.Wait(); !errors.Is(err, bouvet.ErrInvalidState) {
+					t.Errorf("got %v, want an invalid state", err)
+				}
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := m.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
