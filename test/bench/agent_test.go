@@ -42,7 +42,7 @@ func readLines(b *testing.B, d vsock.Hybrid, script string) int64 {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	req, err := wire.AppendLine(nil, wire.ExecRequest{Command: []string{"sh", "-c", script}})
 	if err == nil {
 		_, err = conn.Write(req)
@@ -129,7 +129,7 @@ func socketCopy(b *testing.B, dir string, src io.Reader, dst io.Writer) time.Dur
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	sent := make(chan error, 1)
 	begin := time.Now()
 	go func() {
@@ -160,7 +160,7 @@ func socketCopy(b *testing.B, dir string, src io.Reader, dst io.Writer) time.Dur
 // ramDir is a directory in memory, so that no disk is measured.
 func ramDir(b *testing.B) string {
 	b.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "bouvet-bench-")
+	dir, err := os.MkdirTemp("/dev/shm", "bouvet-bench-") //nolint:usetesting // TempDir is on a disk.
 	if err != nil {
 		b.Fatal(err)
 	}

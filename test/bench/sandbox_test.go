@@ -98,7 +98,7 @@ func bareRun(b *testing.B, bundle string) time.Duration {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer life.Close()
+	defer func() { _ = life.Close() }()
 	begin := time.Now()
 	cmd := exec.Command(binary(b, "bouvet"))
 	cmd.Args = []string{
@@ -131,7 +131,7 @@ func ping(b *testing.B, mux *vsock.Mux) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	if _, err := conn.Write([]byte(`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n")); err != nil {
 		b.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func BenchmarkExec(b *testing.B) {
 		var stream, call, inside []time.Duration
 		for range rounds {
 			begin := time.Now()
-			if err := s.Command(ctx, "/bin/true").Run(); err != nil {
+			if err := s.Command(ctx, "/bin/true").Run(); err != nil { //nolint:contextcheck // Command has it.
 				b.Fatal(err)
 			}
 			stream = append(stream, time.Since(begin))
@@ -161,7 +161,7 @@ func BenchmarkExec(b *testing.B) {
 				b.Fatal(err)
 			}
 			call = append(call, time.Since(begin))
-			out, err := s.Command(ctx, "/tmp/spawn", "3", "/bin/true").Output()
+			out, err := s.Command(ctx, "/tmp/spawn", "3", "/bin/true").Output() //nolint:contextcheck // Command has it.
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -196,7 +196,7 @@ func upload(b *testing.B, s *bouvet.Sandbox, from, to string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if _, err := s.Client().Upload(context.Background(), to, f, &bouvet.FileOptions{Mode: 0o755}); err != nil {
 		b.Fatal(err)
 	}
