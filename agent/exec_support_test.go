@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bouvet-run/bouvet/agent"
 )
@@ -177,4 +180,21 @@ func startExecServer(t testing.TB) (socket string) {
 func awaitGone(t testing.TB, mark string) {
 	t.Helper()
 	eventually(t, "end of the processes with "+mark, func() bool { return running(t, mark) == 0 })
+}
+
+// stuck reports whether our kernel holds bytes that the agent does not take.
+func (x *execution) stuck() bool {
+	rc, err := x.Conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	writable := false
+	if err := rc.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(p, 50)
+		writable = err != nil || n > 0
+	}); err != nil {
+		x.t.Fatal(err)
+	}
+	return !writable
 }

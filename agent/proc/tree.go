@@ -33,50 +33,64 @@ func (p *Process) Kill() {
 	defer p.killMu.Unlock()
 	// What is stopped cannot fork, and cannot die and so cut the line to its
 	// children, before all of them have been found.
-	family := p.freeze()
-	if family == nil {
+	known, family := p.freeze()
+	if known == nil {
 		return
 	}
 	_ = p.kill(unix.SIGKILL, true)
+	ended := p.ended // most families are done when their first process is
 	for range maxKillRounds {
-		alive := p.extend(family)
-		if len(alive) == 0 {
-			break
-		}
-		for _, r := range alive {
+		for _, r := range family {
 			_ = unix.Kill(r.pid, unix.SIGKILL)
 		}
-		<-time.After(killPause)
-	}
-}
-
-// freeze stops the whole family and returns it, by process number; nil if the
-// process has ended.
-func (p *Process) freeze() map[int]uint64 {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	// Not reaped, so the number is still its own.
-	self, ok := readRelative(p.pid)
-	if p.reaped || !ok {
-		return nil
-	}
-	family := map[int]uint64{p.pid: self.started}
-	_ = unix.Kill(-p.pid, unix.SIGSTOP)
-	for range maxKillRounds {
-		before := len(family)
-		for _, r := range p.extend(family) {
-			_ = unix.Kill(r.pid, unix.SIGSTOP)
+		select {
+		case <-ended:
+			ended = nil
+		case <-time.After(killPause):
 		}
-		if len(family) == before {
+		if family = p.extend(known); len(family) == 0 {
 			break
 		}
 	}
-	return family
 }
 
-// extend adds to the family the living processes that belong to it and are not in
-// it yet, and returns all of its living.
-func (p *Process) extend(family map[int]uint64) []relative {
+// freeze stops the whole family and returns when each member known was started, by
+// its number, and the living. It returns nil if the process has ended.
+func (p *Process) freeze() (known map[int]uint64, family []relative) {
+	self, ok := p.stop()
+	if !ok {
+		return nil, nil
+	}
+	known = map[int]uint64{p.pid: self.started}
+	for range maxKillRounds {
+		before := len(known)
+		family = p.extend(known)
+		if len(known) == before {
+			break
+		}
+		for _, r := range family {
+			_ = unix.Kill(r.pid, unix.SIGSTOP)
+		}
+	}
+	return known, family
+}
+
+// stop stops the process group. Under m.mu the process cannot be reaped, so that
+// its number is its own.
+func (p *Process) stop() (relative, bool) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	if p.reaped {
+		return relative{}, false
+	}
+	self, ok := readRelative(p.pid)
+	_ = unix.Kill(-p.pid, unix.SIGSTOP)
+	return self, ok
+}
+
+// extend adds to the known members of the family those that are not among them yet
+// and returns all who live.
+func (p *Process) extend(known map[int]uint64) []relative {
 	all := relatives()
 	now := make(map[int]uint64, len(all))
 	for _, r := range all {
@@ -84,11 +98,11 @@ func (p *Process) extend(family map[int]uint64) []relative {
 	}
 	// A number is only what it was while the process that had it is there.
 	same := func(pid int) bool {
-		started, ok := family[pid]
+		started, ok := known[pid]
 		return ok && now[pid] == started
 	}
 	leader, there := now[p.pid]
-	own := !there || leader == family[p.pid]
+	own := !there || leader == known[p.pid]
 	in := func(r relative) bool {
 		return same(r.pid) || same(r.parent) || own && (r.session == p.pid || r.group == p.pid)
 	}
@@ -101,7 +115,7 @@ func (p *Process) extend(family map[int]uint64) []relative {
 				continue
 			}
 			seen[i], found = true, true
-			family[r.pid] = r.started
+			known[r.pid] = r.started
 			alive = append(alive, r)
 		}
 	}
