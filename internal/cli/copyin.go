@@ -59,7 +59,7 @@ func (s *runSession) copyIn(ctx context.Context, who account) error {
 	for _, c := range s.job.copies {
 		t := &transfer{client: client, user: who.user}
 		if err := t.copy(ctx, c); err != nil {
-			return &problem{kind: kindFile, err: fmt.Errorf("cannot copy %s to %s in the sandbox: %w", quoted(c.host), quoted(c.guest), err)}
+			return cannot(kindFile, "files that this user may read, and a place that -u USER may write to", "copy %s to %s in the sandbox: %w", quoted(c.host), quoted(c.guest), err)
 		}
 		if err := s.makeLinks(ctx, t.links, who); err != nil {
 			return err

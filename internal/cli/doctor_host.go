@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// lowDisk is where the doctor warns, fullDisk where it fails, in bytes.
-	lowDisk  = 2 << 30
-	fullDisk = 64 << 20
+	// lowDisk is where the doctor warns, tightDisk where it fails, in bytes.
+	lowDisk   = 2 << 30
+	tightDisk = 64 << 20
 )
 
 func (c *doctorCommand) checkHost(context.Context) check {
@@ -78,7 +78,7 @@ func (c *doctorCommand) checkDisk(context.Context) check {
 	free := int64(s.Bavail) * s.Bsize //nolint:gosec // a file system of 8 EiB is not at hand.
 	const remedy = "bouvet image rm what is not needed, or BOUVET_STATE_DIR on a larger file system"
 	switch {
-	case free < fullDisk:
+	case free < tightDisk:
 		return failed(fmt.Errorf("only %s are free for images", humanSize(free)), remedy)
 	case free < lowDisk:
 		return warn(remedy, "only %s are free for images", humanSize(free))

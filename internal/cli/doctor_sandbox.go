@@ -83,7 +83,7 @@ func (c *doctorCommand) checkImage(ctx context.Context) check {
 	}
 	defer func() { _ = h.Release() }()
 	info := h.Info()
-	return ok("%s %s, %s, %s", info.Name, shortDigest(info.Digest), humanSize(info.Size), info.Source)
+	return ok("%s %s, %s, %s", info.Name, shortDigest(info.Digest), humanSize(info.Size), clip(info.Source, 80))
 }
 
 func (c *doctorCommand) checkSandbox(ctx context.Context) check {

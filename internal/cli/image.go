@@ -45,7 +45,7 @@ func (w *world) imageWork(ctx context.Context, do func(context.Context, *image.S
 
 // buildDefault makes the default image and shows how that gets on.
 func (w *world) buildDefault(ctx context.Context, store *image.Store, opts image.BuildOptions, quiet bool) (image.Info, error) {
-	line := newProgressLine(w.stderr)
+	line := startProgress(w.stderr)
 	if !quiet {
 		opts.Progress = line.event
 	}

@@ -63,7 +63,7 @@ func (c *imageImportCommand) run(ctx context.Context, args []string) error {
 	c.opts.Config.Env = env
 	c.opts.Limits.TotalBytes = int64(c.limit)
 	return c.imageWork(ctx, func(ctx context.Context, store *image.Store) error {
-		line := newProgressLine(c.stderr)
+		line := startProgress(c.stderr)
 		if !c.quiet {
 			c.opts.Progress = line.event
 		}

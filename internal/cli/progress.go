@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/term"
@@ -15,52 +16,81 @@ import (
 const redrawEvery = 100 * time.Millisecond
 
 // A progressLine shows how a long operation gets on: one line that is redrawn on
-// a terminal, else one line a stage.
+// a terminal, with a clock that shows that something happens; else one line a
+// stage.
 type progressLine struct {
 	w     io.Writer
 	live  bool
 	width int
 	now   func() time.Time
-
 	began time.Time
-	stage string
-	drawn time.Time
-	shown bool
+
+	mu    sync.Mutex
+	last  image.Event // guarded by mu
+	drawn time.Time   // guarded by mu
+	shown bool        // guarded by mu
+
+	stop  chan struct{}
+	ended chan struct{}
 }
 
-func newProgressLine(w io.Writer) *progressLine {
-	p := &progressLine{w: w, now: time.Now, began: time.Now(), width: 80}
+// startProgress begins a line; it is to be ended with clear.
+func startProgress(w io.Writer) *progressLine {
+	p := &progressLine{w: w, now: time.Now, began: time.Now(), width: 80, stop: make(chan struct{}), ended: make(chan struct{})}
 	if f, ok := asFile(w); ok && isTerminal(f) {
 		p.live = true
 		if cols, _, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 {
 			p.width = cols
 		}
 	}
+	go p.tick()
 	return p
+}
+
+// tick keeps the clock going while a stage tells nothing.
+func (p *progressLine) tick() {
+	defer close(p.ended)
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			p.mu.Lock()
+			if p.shown {
+				p.draw()
+			}
+			p.mu.Unlock()
+		case <-p.stop:
+			return
+		}
+	}
 }
 
 // event implements image.Progress.
 func (p *progressLine) event(e image.Event) {
-	now := p.now()
-	changed := e.Stage != p.stage
-	p.stage = e.Stage
-	elapsed := now.Sub(p.began).Round(time.Second)
-	text := printable(e.Stage, 200)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed := e.Stage != p.last.Stage
+	p.last = e
 	switch {
-	case p.live:
-		if !changed && now.Sub(p.drawn) < redrawEvery {
-			return
-		}
-		p.drawn, p.shown = now, true
-		line := []rune(fmt.Sprintf("bouvet: %s%s (%s)", text, measure(e), elapsed))
-		if len(line) >= p.width {
-			line = line[:max(p.width-1, 0)]
-		}
-		writeText(p.w, "\r"+string(line)+"\x1b[K")
-	case changed:
-		writeText(p.w, fmt.Sprintf("bouvet: %s (%s)\n", text, elapsed))
+	case p.live && (changed || p.now().Sub(p.drawn) >= redrawEvery):
+		p.draw()
+	case !p.live && changed:
+		writeText(p.w, fmt.Sprintf("bouvet: %s (%s)\n", printable(e.Stage, 200), p.elapsed()))
 	}
 }
+
+// draw draws the line anew. The caller holds mu.
+func (p *progressLine) draw() {
+	p.drawn, p.shown = p.now(), true
+	line := []rune(fmt.Sprintf("bouvet: %s%s (%s)", printable(p.last.Stage, 200), measure(p.last), p.elapsed()))
+	if len(line) >= p.width {
+		line = line[:max(p.width-1, 0)]
+	}
+	writeText(p.w, "\r"+string(line)+"\x1b[K")
+}
+
+func (p *progressLine) elapsed() time.Duration { return p.now().Sub(p.began).Round(time.Second) }
 
 func measure(e image.Event) string {
 	var b strings.Builder
@@ -81,8 +111,12 @@ func measure(e image.Event) string {
 	return b.String()
 }
 
-// clear removes the line, so that what follows begins at its place.
+// clear removes the line, so that what follows begins at its place, and ends it.
 func (p *progressLine) clear() {
+	close(p.stop)
+	<-p.ended
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.shown {
 		writeText(p.w, "\r\x1b[K")
 		p.shown = false

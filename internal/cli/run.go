@@ -30,7 +30,11 @@ The command runs as "user" (uid 1000) in /home/user where the image has that
 account and asks for no other; -u root works. It sees the environment of the
 sandbox and what -e and --env-file add, nothing of the host's.
 
-A missing default image is built first, which takes minutes, once.`
+A missing default image is built first, which takes minutes, once.
+
+The exit code is the command's. 124 says that the timeout ended it, 125 that Bouvet
+failed (a wrong flag is one reason), 126 that it cannot be executed, 127 that it was
+not found, 128+n that signal n ended it.`
 
 const runExample = `  bouvet run -- uname -a
   bouvet run --lang python --code 'print(sum(range(10)))'

@@ -223,11 +223,11 @@ func terminalEnv(lookup func(string) (string, bool)) []string {
 
 // wait starts the command, passes signals and sizes on, and returns its end.
 func (s *runSession) wait(cmd *bouvet.Cmd, signals *interrupter, resized <-chan struct{}) error {
+	signals.begin()
+	defer signals.over()
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	signals.running(cmd)
-	defer signals.running(nil)
 	done := make(chan struct{})
 	resizing := make(chan struct{})
 	go func() {
@@ -244,7 +244,7 @@ func (s *runSession) wait(cmd *bouvet.Cmd, signals *interrupter, resized <-chan 
 		}
 	}()
 	defer func() { close(done); <-resizing }()
-	return cmd.Wait()
+	return signals.during(cmd, cmd.Wait)
 }
 
 // A capture keeps the first bytes of a stream and drops the rest.

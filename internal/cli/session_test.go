@@ -355,6 +355,25 @@ func TestFilesAreCopiedIn(t *testing.T) {
 	})
 }
 
+// T51: output that cannot be written is told as that.
+func TestFullOutput(t *testing.T) {
+	skipUnlessRoot(t)
+	w, _, _ := newFakeRun(t, vmtest.FakeOptions{})
+	w.stdout = fullDisk{}
+	if got := w.run(t, "run", "--", "echo", "hi"); got != exitFailure {
+		t.Errorf("exit code %d, want %d", got, exitFailure)
+	}
+	if !strings.HasSuffix(w.err.String(), "no space left on device\ntry: an output that can be written to\n") {
+		t.Errorf("standard error is %q, want cause and remedy", w.err.String())
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}
+}
+
 func TestParseCopies(t *testing.T) {
 	dir := t.TempDir()
 	colon := writeFile(t, dir, "a:b", "")

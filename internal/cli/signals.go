@@ -26,23 +26,24 @@ var runSignals = []os.Signal{
 	syscall.SIGWINCH, syscall.SIGCONT,
 }
 
-// A command that runs, as far as signals are concerned.
+// A signalTarget is a command that runs, as far as signals are concerned. Signal
+// may block while a guest does not read, until the command has ended.
 type signalTarget interface {
 	Signal(syscall.Signal) error
 }
 
-// An interrupter decides what a signal to Bouvet means. Before the command runs,
-// the first to end ends everything. While it runs, the first is passed on to it,
-// and a second one, or forceAfter for those that no keyboard sends, ends it by
+// An interrupter decides what a signal to Bouvet means. Before there is a command,
+// the first to end ends everything. Once there is one, the first is passed on to
+// it, and a second one, or forceAfter for those that no keyboard sends, ends it by
 // force.
 type interrupter struct {
 	cancel context.CancelCauseFunc
 	// terminal is told of SIGWINCH and SIGCONT.
 	terminal func(syscall.Signal)
 
-	mu     sync.Mutex
-	target signalTarget   // guarded by mu
-	first  syscall.Signal // guarded by mu; 0 until one came
+	mu    sync.Mutex
+	queue chan syscall.Signal // to the command, nil without one; guarded by mu
+	first syscall.Signal      // guarded by mu; 0 until one came
 
 	stop  func()
 	done  chan struct{}
@@ -85,21 +86,34 @@ func (i *interrupter) handle(s syscall.Signal) (deadline bool) {
 		i.terminal(s)
 		return false
 	}
-	i.mu.Lock()
-	target, first := i.target, i.first
 	ends := s != syscall.SIGUSR1 && s != syscall.SIGUSR2
-	if ends && first == 0 {
-		i.first = s
-	}
-	i.mu.Unlock()
-
-	if target != nil && (!ends || first == 0) && target.Signal(s) == nil {
+	if i.pass(s, ends) {
 		return s == syscall.SIGTERM || s == syscall.SIGHUP
 	}
 	if ends {
 		i.end()
 	}
 	return false
+}
+
+// pass queues a signal for the command, if there is one and it is the signal's
+// turn.
+func (i *interrupter) pass(s syscall.Signal, ends bool) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	first := i.first
+	if ends && first == 0 {
+		i.first = s
+	}
+	if i.queue == nil || ends && first != 0 {
+		return false
+	}
+	select {
+	case i.queue <- s:
+		return true
+	default:
+		return false // the command has stopped taking any
+	}
 }
 
 // end ends everything, by force if need be.
@@ -110,12 +124,43 @@ func (i *interrupter) end() {
 	i.cancel(&signalError{first})
 }
 
-// running makes target the receiver of signals; nil means none any more. A
-// signal that came just before is passed on.
-func (i *interrupter) running(target signalTarget) {
+// begin says that a command is being started: signals wait for it from now on. The
+// queue is small: none but SIGUSR1 and SIGUSR2 can fill it.
+func (i *interrupter) begin() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.target = target
+	i.queue = make(chan syscall.Signal, 16)
+}
+
+// during passes signals on to target while wait runs, which returns when the
+// command has ended.
+func (i *interrupter) during(target signalTarget, wait func() error) error {
+	i.mu.Lock()
+	queue := i.queue
+	i.mu.Unlock()
+	passed := make(chan struct{})
+	go func() {
+		defer close(passed)
+		for s := range queue {
+			if target.Signal(s) != nil && s != syscall.SIGUSR1 && s != syscall.SIGUSR2 {
+				i.end()
+			}
+		}
+	}()
+	err := wait()
+	i.over()
+	<-passed
+	return err
+}
+
+// over says that there is no command any more.
+func (i *interrupter) over() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.queue != nil {
+		close(i.queue)
+		i.queue = nil
+	}
 }
 
 // close stops watching; signals have their default action again.

@@ -55,11 +55,13 @@ func TestProgressLine(t *testing.T) {
 		{Stage: "two \x1b[31m", Done: 1_500_000, Total: 3_000_000, Unit: "bytes"},
 	}
 	now := time.Unix(0, 0)
-	clock := func() time.Time { now = now.Add(time.Second); return now }
+	clock := func() time.Time { return now }
 
 	var plain strings.Builder
-	p := &progressLine{w: &plain, now: clock, began: now}
+	p := &progressLine{w: &plain, now: clock, began: now, stop: make(chan struct{}), ended: make(chan struct{})}
+	close(p.ended)
 	for _, e := range events {
+		now = now.Add(time.Second)
 		p.event(e)
 	}
 	p.clear()
@@ -69,8 +71,10 @@ func TestProgressLine(t *testing.T) {
 
 	var live strings.Builder
 	now = time.Unix(0, 0)
-	p = &progressLine{w: &live, now: clock, began: now, live: true, width: 20}
+	p = &progressLine{w: &live, now: clock, began: now, live: true, width: 20, stop: make(chan struct{}), ended: make(chan struct{})}
+	close(p.ended)
 	for _, e := range events {
+		now = now.Add(time.Second)
 		p.event(e)
 	}
 	p.clear()

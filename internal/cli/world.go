@@ -188,7 +188,7 @@ var knownErrors = []struct {
 	{bouvet.ErrUnsupported, "", remedyDoctor},
 	{bouvet.ErrVM, "", remedyDoctor},
 	{syscall.ENOSPC, kindFile, "bouvet image ls; bouvet doctor --fix; or BOUVET_STATE_DIR on a larger file system"},
-	{fs.ErrPermission, kindPermission, "as the owner of the state directory, or with BOUVET_STATE_DIR set to one of yours"},
+	{fs.ErrPermission, kindPermission, "the user that it belongs to, or BOUVET_STATE_DIR set to a directory of yours"},
 }
 
 // describe says what a user should know about err.
@@ -199,6 +199,10 @@ func describe(err error) jsonError {
 	}
 	if _, ok := errors.AsType[*signalError](err); ok {
 		e.Kind = kindInterrupted
+		return e
+	}
+	if path, ok := errors.AsType[*fs.PathError](err); ok && path.Path == os.Stdout.Name() && e.Kind == "" {
+		e.Kind, e.Remedy = kindFile, "an output that can be written to"
 		return e
 	}
 	for _, known := range knownErrors {
