@@ -144,7 +144,7 @@ func encodeRequest(id uint64, k *call) ([]byte, error) {
 	line := fmt.Appendf(nil, `{"jsonrpc":%q,"id":%d,"method":%s,"params":`, wire.Version, id, method)
 	if k.params == nil {
 		line = append(line, "{}"...)
-	} else if line, err = wire.AppendLine(line, k.params); err != nil {
+	} else if line, err = appendLine(line, k.params); err != nil {
 		return nil, &JSONError{fmt.Errorf("parameters of %s: %w", k.method, err)}
 	}
 	line = append(bytes.TrimSuffix(line, []byte("\n")), "}\n"...)

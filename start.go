@@ -130,7 +130,7 @@ func (c *Cmd) request(info *Info) (*wire.ExecRequest, error) {
 
 // open dials the exec port and sends the request.
 func (c *Cmd) open(req *wire.ExecRequest) (*session, error) {
-	line, err := wire.AppendLine(nil, req)
+	line, err := appendLine(nil, req)
 	if err != nil {
 		return nil, &JSONError{err}
 	}
