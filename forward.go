@@ -15,8 +15,8 @@ import (
 )
 
 // Forward connects to a TCP port on the guest's loopback. The connection's
-// deadlines work; a Write that fails, for its deadline too, ends its direction.
-// It has a CloseWrite for a half-close. ctx bounds the call alone.
+// deadlines work: what a Write had begun to send when its deadline struck counts as
+// written, and goes out before the next. It has a CloseWrite for a half-close. ctx bounds the call alone.
 func (c *AgentClient) Forward(ctx context.Context, port uint16) (net.Conn, error) {
 	if port == 0 {
 		return nil, errors.New("cannot forward to port 0")
@@ -48,6 +48,7 @@ type forwardConn struct {
 	writeMu  sync.Mutex
 	writeErr error // what Write returns from now on; guarded by writeMu
 	buf      []byte
+	rest     []byte // of a frame that was begun; guarded by writeMu
 }
 
 // Read implements net.Conn.
@@ -137,21 +138,41 @@ func (f *forwardConn) Write(p []byte) (int, error) {
 			return written, f.writeErr
 		}
 		chunk := p[:min(len(p), wire.ChunkSize)]
-		f.buf = wire.AppendFrame(f.buf[:0], wire.FrameData, chunk)
-		if err := f.writeFrame(f.buf); err != nil {
+		begun, err := f.writeFrame(wire.FrameData, chunk)
+		if begun {
+			written += len(chunk)
+			p = p[len(chunk):]
+		}
+		if err != nil {
 			return written, err
 		}
-		written += len(chunk)
-		p = p[len(chunk):]
 	}
 	return written, nil
 }
 
-// writeFrame is called with writeMu held. After a part of a frame the stream is
-// out of step for good.
-func (f *forwardConn) writeFrame(b []byte) error {
-	n, err := f.conn.Write(b)
-	if err != nil && (n > 0 || !isTimeout(err)) {
+// writeFrame is called with writeMu held. It reports whether any of the frame was
+// sent: then the rest of it goes out before anything else, or the stream would be
+// out of step.
+func (f *forwardConn) writeFrame(kind byte, payload []byte) (begun bool, err error) {
+	if err := f.writeRest(); err != nil {
+		return false, err
+	}
+	f.buf = wire.AppendFrame(f.buf[:0], kind, payload)
+	f.rest = f.buf
+	err = f.writeRest()
+	if begun = len(f.rest) < len(f.buf); !begun {
+		f.rest = nil
+	}
+	return begun, err
+}
+
+func (f *forwardConn) writeRest() error {
+	if len(f.rest) == 0 {
+		return nil
+	}
+	n, err := f.conn.Write(f.rest)
+	f.rest = f.rest[n:]
+	if err != nil && !isTimeout(err) {
 		f.writeErr = &net.OpError{Op: "write", Net: "forward", Err: err}
 		return f.writeErr
 	}
@@ -165,7 +186,7 @@ func (f *forwardConn) CloseWrite() error {
 	if f.writeErr != nil {
 		return f.writeErr
 	}
-	err := f.writeFrame(wire.AppendFrame(nil, wire.FrameEnd, []byte(`{"error":""}`)))
+	_, err := f.writeFrame(wire.FrameEnd, []byte(`{"error":""}`))
 	if err == nil {
 		f.writeErr = &net.OpError{Op: "write", Net: "forward", Err: os.ErrClosed}
 	}
