@@ -92,19 +92,32 @@ no network, limits on memory and time. Nothing of it is left afterwards.`,
 	return root
 }
 
-// wrapArgs makes a wrong number of arguments a usage error like a wrong flag.
+// wrapArgs makes a wrong number of arguments a usage error like a wrong flag, and
+// guesses what a mistyped command was to be.
 func wrapArgs(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := check(cmd, args); err != nil {
-				return usageError(cmd, err)
+			err := check(cmd, args)
+			if err == nil {
+				return nil
 			}
-			return nil
+			cmd.SuggestionsMinimumDistance = 2
+			if near := cmd.SuggestionsFor(args0(args)); cmd.HasSubCommands() && len(near) > 0 {
+				return &problem{kind: kindUsage, err: err, remedy: cmd.CommandPath() + " " + near[0]}
+			}
+			return usageError(cmd, err)
 		}
 	}
 	for _, sub := range cmd.Commands() {
 		wrapArgs(sub)
 	}
+}
+
+func args0(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[0]
 }
 
 // asFile returns v as a file if it is one.

@@ -109,6 +109,16 @@ func TestHostileWords(t *testing.T) {
 	}
 }
 
+func TestMistypedCommands(t *testing.T) {
+	for typed, want := range map[string]string{"rum -- true": "bouvet run", "image bulid-default": "bouvet image build-default", "docter": "bouvet doctor"} {
+		w := newTestWorld(t, newFakeBackend(t))
+		w.run(t, strings.Fields(typed)...)
+		if !strings.HasSuffix(w.err.String(), "\ntry: "+want+"\n") {
+			t.Errorf("bouvet %s says %q, want it to suggest %q", typed, w.err.String(), want)
+		}
+	}
+}
+
 func TestErrorsKnowTheirRemedy(t *testing.T) {
 	for _, known := range knownErrors {
 		e := describe(fmt.Errorf("cannot do it: %w", known.err))
