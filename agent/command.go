@@ -68,7 +68,7 @@ func (s *Server) capture(ctx context.Context, args []string, o wire.ExecOptions)
 	}
 	p, err := s.proc.Start(proc.Spec{
 		Args: args, Dir: o.Dir, Env: o.Env, User: o.User,
-		Timeout: time.Duration(min(o.TimeoutMS, maxTimeoutMS)) * time.Millisecond, //nolint:gosec // bounded.
+		Timeout: time.Duration(min(o.TimeoutMS, maxTimeoutMS)) * time.Millisecond,
 	})
 	if err != nil {
 		return wire.ExecResult{ExitCode: -1, Stderr: fmt.Sprintf("failed to execute %s: %v", args[0], err)}, nil

@@ -70,7 +70,7 @@ func TestExecCode(t *testing.T) {
 	bin := t.TempDir()
 	for _, interpreter := range []string{"python3", "node", "bash"} {
 		script := fmt.Sprintf("#!/bin/sh\nprintf '%%s|' %s \"$@\"\n", interpreter)
-		if err := os.WriteFile(bin+"/"+interpreter, []byte(script), 0o700); err != nil { //nolint:gosec // a program.
+		if err := os.WriteFile(bin+"/"+interpreter, []byte(script), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -30,12 +30,12 @@ func prepareDownload(_ context.Context, _ *Server, params json.RawMessage) (stre
 	if err != nil {
 		return nil, failed("read", p.Path, err)
 	}
-	if _, err := f.Seek(int64(p.Offset), io.SeekStart); err != nil { //nolint:gosec // checked.
+	if _, err := f.Seek(int64(p.Offset), io.SeekStart); err != nil {
 		return nil, errors.Join(failed("read", p.Path, err), f.Close())
 	}
 	length := int64(math.MaxInt64)
 	if p.Length > 0 {
-		length = int64(p.Length) //nolint:gosec // checked.
+		length = int64(p.Length)
 	}
 	return func(_ context.Context, conn net.Conn, _ io.Reader) {
 		defer func() { _ = f.Close() }()

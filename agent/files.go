@@ -159,7 +159,7 @@ func makeDirs(path string, o *owner) (created bool, err error) {
 			return false, err
 		}
 	}
-	if err := os.Mkdir(path, 0o777); err != nil { // less the umask, as everywhere
+	if err := os.Mkdir(path, 0o777); err != nil { //nolint:gosec // less the umask, as everywhere.
 		if errors.Is(err, fs.ErrExist) {
 			// Made by somebody else since; a dangling link is not a directory.
 			info, statErr := os.Stat(path)
@@ -182,7 +182,7 @@ func atDir(path string, do func(fd int) error) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	return do(int(dir.Fd())) //nolint:gosec // descriptors are small.
+	return do(int(dir.Fd()))
 }
 
 func callRemove(_ context.Context, _ *Server, params json.RawMessage) (any, error) {

@@ -198,8 +198,16 @@ func TestListDir(t *testing.T) {
 	}
 	got := must[listing](c, "list_dir", m{"path": dir}).Entries
 	want := []entry{
-		{".hidden", false, 1}, {"B", false, 0}, {"a dir", true, 0}, {"b.txt", false, 5}, {"bad\ufffd", false, 0}, {"dangling", false, 0},
-		{"fifo", false, 0}, {"link", false, 0}, {"new\nline", false, 0}, {"self", false, 0},
+		{".hidden", false, 1},
+		{"B", false, 0},
+		{"a dir", true, 0},
+		{"b.txt", false, 5},
+		{"bad\ufffd", false, 0},
+		{"dangling", false, 0},
+		{"fifo", false, 0},
+		{"link", false, 0},
+		{"new\nline", false, 0},
+		{"self", false, 0},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -305,7 +313,7 @@ func TestMove(t *testing.T) {
 	if unix.Statfs(other, &a) != nil || unix.Statfs(dir, &b) != nil || a.Fsid == b.Fsid {
 		t.Skip("there is no second file system at /dev/shm: mount a tmpfs there to test moves across")
 	}
-	other, err := os.MkdirTemp(other, "bouvet-test")
+	other, err := os.MkdirTemp(other, "bouvet-test") //nolint:usetesting // on that file system.
 	if err != nil {
 		t.Fatal(err)
 	}

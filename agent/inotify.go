@@ -53,7 +53,7 @@ func (w *watcher) control(do func(fd int) error) error {
 		return err
 	}
 	var doErr error
-	if err := rc.Control(func(fd uintptr) { doErr = do(int(fd)) }); err != nil { //nolint:gosec // descriptors are small.
+	if err := rc.Control(func(fd uintptr) { doErr = do(int(fd)) }); err != nil {
 		return err
 	}
 	return doErr
@@ -131,7 +131,7 @@ func cutEvent(b []byte) (e inotifyEvent, rest []byte, ok bool) {
 		return inotifyEvent{}, nil, false
 	}
 	n := uint64(binary.NativeEndian.Uint32(b[12:]))
-	if n > uint64(len(b)-eventHeaderLen) {
+	if n > uint64(len(b)-eventHeaderLen) { //nolint:gosec // checked.
 		return inotifyEvent{}, nil, false
 	}
 	name, _, _ := bytes.Cut(b[eventHeaderLen:eventHeaderLen+n], []byte{0})

@@ -43,10 +43,10 @@ func Main(p Program) int {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
 	case err != nil:
-		fmt.Fprintf(p.Stderr, "%s: %v\n", Name, err)
+		_, _ = fmt.Fprintf(p.Stderr, "%s: %v\n", Name, err)
 		return 2
 	case o.showVersion:
-		fmt.Fprintf(p.Stdout, "%s %s\n", Name, p.Version)
+		_, _ = fmt.Fprintf(p.Stdout, "%s %s\n", Name, p.Version)
 		return 0
 	}
 	log := slog.New(slog.NewTextHandler(p.Stderr, &slog.HandlerOptions{Level: o.level}))
@@ -110,7 +110,7 @@ func (p *Program) parse() (*options, error) {
 	fs.StringVar(&level, "log-level", "", "debug, info, warn or error; default: $BOUVET_AGENT_LOG, $RUST_LOG, then debug, info with -mux")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintf(p.Stdout, "usage: %s [flags]\nWithout -listen, -stdio and -mux it listens on AF_VSOCK ports 52 and 10700 ($CLEANROOM_VSOCK_PORT).\n", name)
+			_, _ = fmt.Fprintf(p.Stdout, "usage: %s [flags]\nWithout -listen, -stdio and -mux it listens on AF_VSOCK ports 52 and 10700 ($CLEANROOM_VSOCK_PORT).\n", name)
 			fs.SetOutput(p.Stdout)
 			fs.PrintDefaults()
 		}
@@ -223,7 +223,7 @@ func (p *Program) run(o *options, log *slog.Logger) error {
 	case o.listen != "":
 		return p.serveUnix(ctx, s, o.listen, log)
 	case o.stdio != 0:
-		return p.serveStdio(ctx, s, uint32(o.stdio))
+		return p.serveStdio(ctx, s, uint32(o.stdio)) //nolint:gosec // checked.
 	case o.mux != "":
 		return p.serveMux(ctx, s, o)
 	default:
@@ -239,6 +239,6 @@ func memoryLimit() int64 {
 	if err := unix.Sysinfo(&info); err != nil {
 		return least
 	}
-	total := info.Totalram * uint64(info.Unit)    //nolint:unconvert // differs between architectures.
-	return max(int64(min(total, 1<<62)/2), least) //nolint:gosec // bounded.
+	total := info.Totalram * uint64(info.Unit)
+	return max(int64(min(total, 1<<62)/2), least)
 }

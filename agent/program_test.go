@@ -288,7 +288,7 @@ func TestMuxProgram(t *testing.T) {
 		if strings.Contains(p.stderr.String(), "DEBUG") {
 			t.Errorf("bound %v: logs debug on a mux: %s", bound, &p.stderr)
 		}
-		_ = exec.Command("pkill", "-9", "-x", "-f", "sleep "+mark).Run()
+		endMarked(t, mark) // nobody adopts: it lives on, as it would without the agent
 	}
 }
 
@@ -352,7 +352,6 @@ func TestSubreaper(t *testing.T) {
 		t.Errorf("got %d, %s", code, &p.stderr)
 	}
 	eventually(t, "the orphans are gone with the agent", func() bool { return running(t, mark) == 0 })
-	_ = exec.Command("pkill", "-9", "-f", "sleep "+mark).Run()
 }
 
 func countChildren(t testing.TB, parent int) (zombies, all int) {

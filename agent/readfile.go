@@ -114,7 +114,7 @@ func readPart(f *os.File, p wire.ReadFileParams) ([]byte, error) {
 	if p.Length > 0 {
 		want = min(want, p.Length)
 	}
-	content, err := readAtMost(f, int(want)) //nolint:gosec // at most MaxContent+1.
+	content, err := readAtMost(f, int(want))
 	if err == nil && len(content) > wire.MaxContent {
 		err = errTooLarge
 	}

@@ -73,7 +73,7 @@ func (r *replacement) commit(mode *uint32, o *owner) error {
 	}
 	if !r.mtime.IsZero() {
 		tv := []unix.Timeval{unix.NsecToTimeval(time.Now().UnixNano()), unix.NsecToTimeval(r.mtime.UnixNano())}
-		if err := unix.Futimes(int(r.file.Fd()), tv); err != nil { //nolint:gosec // descriptors are small.
+		if err := unix.Futimes(int(r.file.Fd()), tv); err != nil {
 			return fmt.Errorf("cannot set time: %w", err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -107,8 +108,8 @@ func TestConnectionsAreConcurrent(t *testing.T) {
 	for range 100 {
 		all = append(all, dial(t, socket))
 	}
-	for i := len(all) - 1; i >= 0; i-- {
-		must[m](all[i], "ping", nil)
+	for _, c := range slices.Backward(all) {
+		must[m](c, "ping", nil)
 	}
 }
 

@@ -58,7 +58,7 @@ func pollable(f *os.File) (*os.File, error) {
 			return nil, errors.Join(err, unix.Close(fd))
 		}
 	}
-	return os.NewFile(uintptr(fd), f.Name()), nil //nolint:gosec // descriptors are small.
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 func (c *stdioConn) Read(b []byte) (int, error)  { return c.in.Read(b) }

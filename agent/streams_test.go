@@ -240,7 +240,7 @@ func TestForward(t *testing.T) {
 	echo := func(c *net.TCPConn) {
 		h := sha256.New()
 		n, _ := io.Copy(h, c)
-		fmt.Fprintf(c, "%d %x", n, h.Sum(nil))
+		_, _ = fmt.Fprintf(c, "%d %x", n, h.Sum(nil))
 	}
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(address, func(t *testing.T) {
@@ -279,7 +279,9 @@ func TestForward(t *testing.T) {
 		c := dial(t, socket)
 		must[struct{}](c, "forward", m{"port": port})
 		_ = c.Close()
-		<-ended
+		if err := <-ended; err != nil {
+			t.Errorf("the target saw %v, want a plain end", err)
+		}
 	})
 	t.Run("T18 malformed frame", func(t *testing.T) {
 		port := listenTCP(t, "127.0.0.1:0", echo)

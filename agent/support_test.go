@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -97,7 +100,7 @@ func (c *client) expectEnd() {
 	if b, err := c.r.ReadByte(); err == nil {
 		rest, _ := c.r.ReadString('\n')
 		c.t.Fatalf("got %.200q, want the end of the connection", string(b)+rest)
-	} else if e, ok := err.(net.Error); ok && e.Timeout() {
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		c.t.Fatal("the connection is still open")
 	}
 }
@@ -180,30 +183,50 @@ func refuse(c *client, code int, text, method string, params any) {
 type m = map[string]any
 
 // marker returns an argument that no other process of the machine has.
-func marker(t testing.TB) string {
+func marker(testing.TB) string {
 	return fmt.Sprintf("31%08d.%d", os.Getpid(), time.Now().UnixNano()%1e9)
 }
 
 // running counts the processes with an argument that equals mark.
 func running(t testing.TB, mark string) int {
 	t.Helper()
+	return len(marked(t, mark))
+}
+
+// endMarked kills the processes with an argument that equals mark, of which there
+// must be some, once they have started.
+func endMarked(t testing.TB, mark string) {
+	t.Helper()
+	eventually(t, "the process to end has started", func() bool { return running(t, mark) > 0 })
+	for _, pid := range marked(t, mark) {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+	eventually(t, "it is gone", func() bool { return running(t, mark) == 0 })
+}
+
+func marked(t testing.TB, mark string) (pids []int) {
+	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := 0
 	for _, f := range files {
 		cmdline, err := os.ReadFile(f)
 		if err != nil {
 			continue
 		}
-		for _, arg := range bytes.Split(cmdline, []byte{0}) {
-			if string(arg) == mark {
-				n++
+		for arg := range bytes.SplitSeq(cmdline, []byte{0}) {
+			if string(arg) != mark {
+				continue
+			}
+			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f))); err == nil {
+				pids = append(pids, pid)
 			}
 		}
 	}
-	return n
+	return pids
 }
 
 // eventually waits until cond holds.

@@ -99,14 +99,12 @@ func (p *Program) serveMux(ctx context.Context, s *Server, o *options) error {
 	if err != nil {
 		return err
 	}
-	err = s.Serve(ctx, vsock.NewMuxListener(ch), 0)
-	if err == nil || ctx.Err() != nil {
+	switch err := s.Serve(ctx, vsock.NewMuxListener(ch), 0); {
+	case err == nil:
 		return nil
-	}
-	if o.hostBound {
-		if errors.Is(err, io.EOF) {
-			return nil // the host is gone, and that was the agreement
-		}
+	case o.hostBound && errors.Is(err, io.EOF):
+		return nil // the host is gone, and that was the agreement
+	case o.hostBound:
 		return err
 	}
 	// The host may be gone for now. What runs goes on until somebody ends us.
@@ -139,7 +137,7 @@ func openChannel(ctx context.Context, name string) (vsock.Channel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open channel %s: %w", name, err)
 	}
-	return os.NewFile(uintptr(fd), name), nil //nolint:gosec // descriptors are small.
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // channelFromFD takes over an inherited descriptor, which programs that the agent
@@ -151,8 +149,8 @@ func channelFromFD(fd int, name string) (vsock.Channel, error) {
 	}
 	unix.CloseOnExec(fd)
 	if st.Mode&unix.S_IFMT == unix.S_IFSOCK {
-		f := os.NewFile(uintptr(fd), name) //nolint:gosec // descriptors are small.
-		conn, err := net.FileConn(f)       // a duplicate
+		f := os.NewFile(uintptr(fd), name)
+		conn, err := net.FileConn(f) // a duplicate
 		if err := errors.Join(err, f.Close()); err != nil {
 			return nil, fmt.Errorf("cannot use %s as a channel: %w", name, err)
 		}
@@ -161,5 +159,5 @@ func channelFromFD(fd int, name string) (vsock.Channel, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, fmt.Errorf("cannot use %s as a channel: %w", name, err)
 	}
-	return os.NewFile(uintptr(fd), name), nil //nolint:gosec // descriptors are small.
+	return os.NewFile(uintptr(fd), name), nil
 }

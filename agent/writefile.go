@@ -75,7 +75,7 @@ func writeFile(path string, content io.Reader, offset *uint64, mode *uint32, o *
 			return err
 		}
 	}
-	f, err := os.OpenFile(path, flags, 0o666)
+	f, err := os.OpenFile(path, flags, 0o666) //nolint:gosec // less the umask, as everywhere.
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func fill(f *os.File, content io.Reader, offset *uint64) error {
 // applyTo sets owner and mode, in this order: a change of owner clears the setuid
 // bit.
 func applyTo(f *os.File, mode *uint32, o *owner) error {
-	fd := int(f.Fd()) //nolint:gosec // descriptors are small.
+	fd := int(f.Fd())
 	if o != nil {
 		if err := unix.Fchown(fd, o.uid, o.gid); err != nil {
 			return fmt.Errorf("cannot set owner: %w", err)
