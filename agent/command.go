@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"time"
@@ -12,14 +13,31 @@ import (
 	"github.com/bouvet-run/bouvet/wire"
 )
 
-// interpreters is the language table of seed 003: the program and the option
-// that takes code.
-var interpreters = map[string][2]string{
-	"python": {"python3", "-c"}, "python3": {"python3", "-c"},
-	"node": {"node", "-e"}, "javascript": {"node", "-e"}, "js": {"node", "-e"},
-	"bash": {"bash", "-c"},
-	"sh":   {"sh", "-c"},
+// An interpreter runs code that is given as an argument.
+type interpreter struct {
+	program, option string
+	// loader is code that runs the code on standard input, which is empty then, as
+	// it is for code that fits an argument.
+	loader string
 }
+
+const shLoader = `eval "$(cat)"`
+
+var (
+	python = interpreter{"python3", "-c", `exec(compile(__import__("sys").stdin.buffer.read(), "<string>", "exec"))`}
+	node   = interpreter{"node", "-e", `(0, eval)(require("fs").readFileSync(0, "utf8"))`}
+	bash   = interpreter{"bash", "-c", shLoader}
+	sh     = interpreter{"sh", "-c", shLoader}
+)
+
+// interpreters is the language table of seed 003 (checklist D4).
+var interpreters = map[string]interpreter{
+	"python": python, "python3": python, "node": node, "javascript": node, "js": node, "bash": bash, "sh": sh,
+}
+
+// maxArgument is the length of the longest argument that Linux takes, in bytes
+// (MAX_ARG_STRLEN, less its NUL).
+const maxArgument = 128<<10 - 1
 
 // maxShownLang bounds what a result repeats of an unknown language, in bytes.
 const maxShownLang = 256
@@ -35,7 +53,7 @@ func callExec(ctx context.Context, s *Server, params json.RawMessage) (any, erro
 	if p.Cmd == nil {
 		return nil, missing("cmd")
 	}
-	return s.capture(ctx, []string{"sh", "-c", *p.Cmd}, p.ExecOptions)
+	return s.interpret(ctx, sh, *p.Cmd, p.ExecOptions)
 }
 
 func callExecCode(ctx context.Context, s *Server, params json.RawMessage) (any, error) {
@@ -57,17 +75,27 @@ func callExecCode(ctx context.Context, s *Server, params json.RawMessage) (any, 
 	if !ok {
 		return wire.ExecResult{ExitCode: -1, Stderr: "unsupported language: " + shorten(*p.Lang, maxShownLang)}, nil
 	}
-	return s.capture(ctx, []string{in[0], in[1], *p.Code}, p.ExecOptions)
+	return s.interpret(ctx, in, *p.Code, p.ExecOptions)
 }
 
-// capture runs a command to its end and returns the start of its output. When
-// ctx ends the command and all it started are killed.
-func (s *Server) capture(ctx context.Context, args []string, o wire.ExecOptions) (wire.ExecResult, error) {
-	if err := checkCommand(args, o); err != nil {
+// interpret runs code as an argument of its interpreter, as the seed's agent
+// does, and code that is too long for one through the loader.
+func (s *Server) interpret(ctx context.Context, in interpreter, code string, o wire.ExecOptions) (wire.ExecResult, error) {
+	if len(code) <= maxArgument {
+		return s.capture(ctx, []string{in.program, in.option, code}, "", o)
+	}
+	return s.capture(ctx, []string{in.program, in.option, in.loader}, code, o)
+}
+
+// capture runs a command to its end and returns the start of its output. It has
+// input, if any, and then nothing on standard input. When ctx ends the command
+// and all it started are killed.
+func (s *Server) capture(ctx context.Context, args []string, input string, o wire.ExecOptions) (wire.ExecResult, error) {
+	if err := checkCommand(append(args, input), o); err != nil {
 		return wire.ExecResult{}, err
 	}
 	p, err := s.proc.Start(proc.Spec{
-		Args: args, Dir: o.Dir, Env: o.Env, User: o.User,
+		Args: args, Dir: o.Dir, Env: o.Env, User: o.User, Stdin: input != "",
 		Timeout: time.Duration(min(o.TimeoutMS, maxTimeoutMS)) * time.Millisecond,
 	})
 	if err != nil {
@@ -79,6 +107,12 @@ func (s *Server) capture(ctx context.Context, args []string, o wire.ExecOptions)
 	var copies sync.WaitGroup
 	copies.Go(func() { stdout.readFrom(p.Stdout()) })
 	copies.Go(func() { stderr.readFrom(p.Stderr()) })
+	if input != "" {
+		copies.Go(func() {
+			_, _ = io.WriteString(p.Stdin(), input) // it may end before it has read all
+			_ = p.Stdin().Close()
+		})
+	}
 	copies.Wait()
 	<-p.Wait()
 	status := p.Status()

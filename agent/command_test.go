@@ -106,6 +106,40 @@ func TestExecCode(t *testing.T) {
 	}
 }
 
+// Code longer than Linux takes as an argument runs all the same, and behaves as
+// shorter code does.
+func TestLongCode(t *testing.T) {
+	c := dial(t, startServer(t, agent.Options{}))
+	for _, x := range []struct{ lang, comment, code, want string }{
+		{"sh", "#", `cat; echo "$0"; exit 3`, "sh\n"},
+		{"bash", "#", `cat; echo "$0"; exit 3`, "bash\n"},
+		{"python", "#", "import sys\ndef f(): return sys.stdin.read() + sys.argv[0] + __name__\nprint(f())\nsys.exit(3)", "-c__main__\n"},
+		{"node", "//", `const fs = require("fs"); console.log(fs.readFileSync(0, "utf8") + process.argv.length); process.exitCode = 3`, "1\n"},
+	} {
+		short := must[execResult](c, "exec_code", m{"lang": x.lang, "code": x.code})
+		if short.ExitCode == -1 {
+			t.Logf("%s is not installed here: %s", x.lang, short.Stderr)
+			continue
+		}
+		long := must[execResult](c, "exec_code", m{"lang": x.lang, "code": strings.Repeat(x.comment+strings.Repeat("x", 99)+"\n", 20_000) + x.code})
+		want := execResult{3, x.want, "", false}
+		if short != want || long != want {
+			t.Errorf("%s: short code gives %+v, long code %s, want %+v", x.lang, short, brief(long), want)
+		}
+	}
+	long := strings.Repeat("#", 128<<10-1) // the longest argument
+	for i := range 2 {
+		if got := must[execResult](c, "exec", m{"cmd": "echo ok" + strings.Repeat(" ", i) + "\n" + long[8:]}); got != (execResult{0, "ok\n", "", false}) {
+			t.Errorf("%d bytes more: %s", i, brief(got))
+		}
+	}
+	// It ends without having read its code.
+	got := must[execResult](c, "exec_code", m{"lang": "sh", "code": strings.Repeat("#", 4<<20), "env": []string{"PATH=/nowhere"}})
+	if got.ExitCode != -1 && got.ExitCode != 127 && got.Stderr == "" {
+		t.Errorf("got %s", brief(got))
+	}
+}
+
 func TestExecOptions(t *testing.T) {
 	c := dial(t, startServer(t, agent.Options{}))
 	got := must[execResult](c, "exec", m{"cmd": `pwd; echo "$A,$B"`, "dir": "/usr", "env": []string{"A=1", "B=x=y"}})
