@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"time"
 
 	"github.com/bouvet-run/bouvet/wire"
@@ -200,10 +198,8 @@ func (c *AgentClient) ioError(ctx context.Context, k *call, id uint64, timeout t
 	case isTimeout(err):
 		c.log.LogAttrs(ctx, slog.LevelWarn, "rpc timeout", slog.String("method", k.method), slog.Uint64("id", id), slog.Duration("timeout", timeout))
 		return &RPCError{Code: codeLocal, Message: msgResponseTimeout}
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-		err = fmt.Errorf("%w (%w)", io.ErrUnexpectedEOF, err)
 	}
-	return &IOError{fmt.Errorf("connection broke in a call of %s: %w", k.method, err)}
+	return &IOError{fmt.Errorf("connection broke in a call of %s: %w", k.method, brokenOff(err))}
 }
 
 // lineText is a whole message for the log.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/bouvet-run/bouvet/wire"
@@ -123,6 +125,21 @@ func (c *AgentClient) enter(ctx context.Context) error {
 }
 
 func (c *AgentClient) leave() { <-c.slots }
+
+// brokenOff makes the ways in which a peer can end a stream one: to whoever waits
+// for more, each is io.ErrUnexpectedEOF.
+func brokenOff(err error) error {
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return err
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	case errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("%w (%w)", io.ErrUnexpectedEOF, err)
+	default:
+		return err
+	}
+}
 
 // isTimeout reports whether a read or write ended at its deadline.
 func isTimeout(err error) bool {

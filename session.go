@@ -103,10 +103,8 @@ func (s *session) receiveError(err error) error {
 		return &JSONError{fmt.Errorf("stream of a command: %w", err)}
 	case isTimeout(err):
 		return &IOError{fmt.Errorf("agent stopped in the middle of a message: %w", err)}
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-		err = io.ErrUnexpectedEOF
 	}
-	return &IOError{fmt.Errorf("connection broke before the command's end: %w", err)}
+	return &IOError{fmt.Errorf("connection broke before the command's end: %w", brokenOff(err))}
 }
 
 // handle acts on one frame and reports whether it was the last.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"time"
 
 	"github.com/bouvet-run/bouvet/wire"
@@ -70,10 +69,8 @@ func (c *AgentClient) streamError(ctx context.Context, what string, err error) e
 		return &JSONError{fmt.Errorf("%s: %w", what, err)}
 	case isTimeout(err):
 		return &RPCError{Code: codeLocal, Message: msgResponseTimeout}
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-		err = io.ErrUnexpectedEOF
 	}
-	return c.explain(&IOError{fmt.Errorf("connection broke in %s: %w", what, err)})
+	return c.explain(&IOError{fmt.Errorf("connection broke in %s: %w", what, brokenOff(err))})
 }
 
 // remoteError is the error that the agent put at the end of a stream.
