@@ -25,7 +25,7 @@ func BenchmarkTrue(b *testing.B) {
 	s, _ := newSandbox(b, bouvet.Config{})
 	for name, run := range map[string]func(ctx context.Context) error{
 		"local":   func(ctx context.Context) error { return osexec.CommandContext(ctx, "true").Run() },
-		"Command": func(ctx context.Context) error { return s.Command(ctx, "true").Run() },
+		"Command": func(ctx context.Context) error { return s.Command(ctx, "true").Run() }, //nolint:contextcheck // Command has it.
 		"Execute": func(ctx context.Context) error { _, err := s.Execute(ctx, "true"); return err },
 	} {
 		b.Run(name, func(b *testing.B) {
@@ -47,12 +47,12 @@ func BenchmarkStdout(b *testing.B) {
 		"pipe": func(ctx context.Context, w io.Writer) error {
 			c := osexec.CommandContext(ctx, "head", "-c", "256M", "/dev/zero")
 			c.Stdout = w
-			return c.Run()
+			return c.Run() //nolint:contextcheck // Command has it.
 		},
 		"sandbox": func(ctx context.Context, w io.Writer) error {
 			c := s.Command(ctx, "head", "-c", "256M", "/dev/zero")
 			c.Stdout = w
-			return c.Run()
+			return c.Run() //nolint:contextcheck // Command has it.
 		},
 	} {
 		b.Run(name, func(b *testing.B) {

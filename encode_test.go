@@ -20,7 +20,10 @@ func TestTextThatJSONWouldChange(t *testing.T) {
 			"command":     func() error { _, err := s.Execute(t.Context(), "echo "+text); return err },
 			"code":        func() error { _, err := s.ExecuteCode(t.Context(), "sh", "echo "+text); return err },
 			"path":        func() error { return s.WriteFile(t.Context(), dir+"/"+text, "") },
-			"upload":      func() error { _, err := s.Client().Upload(t.Context(), dir+"/"+text, strings.NewReader(""), nil); return err },
+			"upload": func() error {
+				_, err := s.Client().Upload(t.Context(), dir+"/"+text, strings.NewReader(""), nil)
+				return err
+			},
 		} {
 			if err := call(); !errors.Is(err, bouvet.ErrJSON) || !strings.Contains(err.Error(), "UTF-8") {
 				t.Errorf("%s %q: got %v, want it refused as not UTF-8", what, text, err)
