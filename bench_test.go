@@ -47,7 +47,7 @@ func BenchmarkStdout(b *testing.B) {
 		"pipe": func(ctx context.Context, w io.Writer) error {
 			c := osexec.CommandContext(ctx, "head", "-c", "256M", "/dev/zero")
 			c.Stdout = w
-			return c.Run() //nolint:contextcheck // Command has it.
+			return c.Run()
 		},
 		"sandbox": func(ctx context.Context, w io.Writer) error {
 			c := s.Command(ctx, "head", "-c", "256M", "/dev/zero")
