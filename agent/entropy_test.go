@@ -99,7 +99,7 @@ func entropyAvailable(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/sys/kernel/random/entropy_avail")
 	if err != nil {
-		t.Skipf("the kernel does not tell how much entropy there is: %v", err)
+		t.Skipf("cannot tell how much entropy there is: %v; `mount -t proc proc /proc`", err)
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil {

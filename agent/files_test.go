@@ -311,7 +311,7 @@ func TestMove(t *testing.T) {
 	other := "/dev/shm"
 	var a, b unix.Statfs_t
 	if unix.Statfs(other, &a) != nil || unix.Statfs(dir, &b) != nil || a.Fsid == b.Fsid {
-		t.Skip("there is no second file system at /dev/shm: mount a tmpfs there to test moves across")
+		t.Skip("there is no second file system at /dev/shm: `mount -t tmpfs tmpfs /dev/shm`")
 	}
 	other, err := os.MkdirTemp(other, "bouvet-test") //nolint:usetesting // on that file system.
 	if err != nil {

@@ -214,7 +214,7 @@ func listenTCP(t testing.TB, address string, serve func(*net.TCPConn)) (port int
 	t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		t.Skipf("cannot listen on %s: %v; bring the loopback interface up (ip link set lo up)", address, err)
+		t.Skipf("cannot listen on %s: %v; `ip link set lo up`", address, err)
 	}
 	done := make(chan struct{})
 	go func() {

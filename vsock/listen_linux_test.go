@@ -26,12 +26,12 @@ func TestListenWithoutDevice(t *testing.T) { // C2
 // C1: the agent's port, on a kernel that has the family.
 func TestListen(t *testing.T) {
 	if _, err := os.Stat("/dev/vsock"); err != nil {
-		t.Skipf("no AF_VSOCK (%v): try modprobe vsock", err)
+		t.Skipf("no AF_VSOCK (%v): `modprobe vsock`", err)
 	}
 	testutil.Ledger(t, testutil.Scope{})
 	l, err := vsock.Listen(51234)
 	if err != nil {
-		t.Skipf("cannot listen (%v): AF_VSOCK needs a transport, try modprobe vsock_loopback", err)
+		t.Skipf("cannot listen (%v): AF_VSOCK needs a transport, `modprobe vsock_loopback`", err)
 	}
 	accepted := result(func() error { _, err := l.Accept(); return err })
 	// T25: a program beside the agent, where the kernel has a loopback.

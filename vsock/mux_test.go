@@ -353,7 +353,7 @@ func TestMuxRestart(t *testing.T) {
 func TestMuxRestartOnDevice(t *testing.T) {
 	master, slave, err := pty.Open()
 	if err != nil {
-		t.Skipf("no pseudo-terminal (%v): mount devpts", err)
+		t.Skipf("no pseudo-terminal (%v): `mount -t devpts devpts /dev/pts`", err)
 	}
 	t.Cleanup(func() { _, _ = master.Close(), slave.Close() })
 	for _, f := range []*os.File{master, slave} {

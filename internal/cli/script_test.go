@@ -61,7 +61,7 @@ func realEnv(t *testing.T, state string) []string {
 		t.Fatal(err)
 	}
 	if _, err := guest.Resolve(); err != nil {
-		t.Skipf("%v", err)
+		t.Skipf("%v: `make build`", err)
 	}
 	env := []string{"BOUVET_STATE_DIR=" + state, imagesVar + "=" + images}
 	if static() {

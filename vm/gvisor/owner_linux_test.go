@@ -279,13 +279,13 @@ func readable(t *testing.T, image string) string {
 // An unprivileged user gets a machine where the host allows user namespaces.
 func TestRootless(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("the other tests run unprivileged already")
+		t.Skip("only root can become somebody else, and the other tests are unprivileged already: `sudo -E go test ./vm/gvisor`")
 	}
 	const nobody = 65534
 	probe := exec.Command("unshare", "--user", "--map-root-user", "true")
 	probe.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	if err := probe.Run(); err != nil {
-		t.Skipf("user namespaces are off for unprivileged users (%v): allow them with sysctl", err)
+		t.Skipf("user namespaces are off for unprivileged users (%v): `sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=15000`", err)
 	}
 	d := testDriver(t)
 	state := filepath.Join(scratch, "rootless-"+newID())
