@@ -82,12 +82,16 @@ func (s *Server) newExec(conn net.Conn, r *wire.LineReader, out *execWriter, req
 		x.sub = x.p.Hub().Subscribe(req.ReplayFrom)
 		return x, nil
 	}
-	p, err := s.proc.Start(proc.Spec{
+	spec := proc.Spec{
 		Args: req.Command, Dir: req.Dir, Env: req.Env, User: req.User,
 		TTY: req.TTY, Cols: req.Cols, Rows: req.Rows, Stdin: !req.NoStdin,
 		Timeout:  time.Duration(min(req.TimeoutMS, maxTimeoutMS)) * time.Millisecond, //nolint:gosec // bounded.
 		Detached: req.Detach, ID: req.ID,
-	})
+	}
+	if out.binary {
+		spec.PipeSize = maxBinaryChunk
+	}
+	p, err := s.proc.Start(spec)
 	if err != nil {
 		return nil, err
 	}

@@ -157,6 +157,13 @@ func (p *Process) openPipes() error {
 		}
 		p.launch.child[i+1] = child
 		*o = newOutput(p, ours)
+		if size := p.spec.PipeSize; size > 0 && i == 0 {
+			// Where the kernel grants no more the usual size has to do.
+			_ = (*o).control(func(fd int) error {
+				_, err := unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, size)
+				return err
+			})
+		}
 	}
 	return nil
 }

@@ -31,6 +31,9 @@ type Spec struct {
 	// Stdin makes a pipe to the process; otherwise it reads /dev/null. A terminal
 	// is always its own stdin.
 	Stdin bool
+	// PipeSize asks for a pipe of that many bytes for stdout, for bulk output; 0 means
+	// the kernel's own size.
+	PipeSize int
 	// Timeout ends the process with all its descendants; 0 means never.
 	Timeout time.Duration
 	// Detached keeps the tail of the output, which is then read through Hub, and
