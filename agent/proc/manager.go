@@ -215,6 +215,7 @@ func (m *Manager) Close() {
 		m.spawnMu.Lock()
 		m.spawnMu.Unlock() //nolint:staticcheck // only to wait.
 		m.endAll()
+		m.oom.close()
 		close(m.done)
 	}
 	m.wg.Wait()
