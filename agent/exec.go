@@ -85,7 +85,7 @@ func (s *Server) newExec(conn net.Conn, r *wire.LineReader, out *execWriter, req
 	spec := proc.Spec{
 		Args: req.Command, Dir: req.Dir, Env: req.Env, User: req.User,
 		TTY: req.TTY, Cols: req.Cols, Rows: req.Rows, Stdin: !req.NoStdin,
-		Timeout:  time.Duration(min(req.TimeoutMS, maxTimeoutMS)) * time.Millisecond, //nolint:gosec // bounded.
+		Timeout:  time.Duration(min(req.TimeoutMS, maxTimeoutMS)) * time.Millisecond,
 		Detached: req.Detach, ID: req.ID,
 	}
 	if out.binary {

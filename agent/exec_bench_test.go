@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -48,7 +49,7 @@ func expectBytes(b *testing.B, r io.Reader, buf []byte) {
 	for {
 		n, err := r.Read(buf)
 		total += n
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
@@ -118,7 +119,7 @@ func BenchmarkExecStdoutLines(b *testing.B) {
 		for {
 			n, err := conn.Read(buf)
 			total += n
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {

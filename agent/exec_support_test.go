@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/bouvet-run/bouvet/agent"
 )
 
 // An execution is the host's end of an exec connection, in plain bytes.
@@ -169,11 +167,6 @@ func (x *execution) shutDown() {
 	if err := x.Conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 		x.t.Fatal(err)
 	}
-}
-
-func startExecServer(t testing.TB) (socket string) {
-	t.Helper()
-	return startServer(t, agent.Options{})
 }
 
 // awaitGone waits until no process has mark among its arguments.

@@ -53,8 +53,7 @@ func checkDir(dir string) error {
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
-		var pe *fs.PathError
-		if errors.As(err, &pe) {
+		if pe, ok := errors.AsType[*fs.PathError](err); ok {
 			pe.Op = "chdir"
 		}
 		return err
@@ -159,7 +158,7 @@ func (p *Process) openPipes() error {
 		*o = newOutput(p, ours)
 		if size := p.spec.PipeSize; size > 0 && i == 0 {
 			// Where the kernel grants no more the usual size has to do.
-			_ = (*o).control(func(fd int) error {
+			_ = withFD(ours, func(fd int) error {
 				_, err := unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, size)
 				return err
 			})

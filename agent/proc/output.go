@@ -88,7 +88,7 @@ func (o *output) beginRest() {
 	if o.p.spec.TTY {
 		return
 	}
-	_ = o.control(func(fd int) error {
+	_ = withFD(o.f, func(fd int) error {
 		if n, err := unix.IoctlGetInt(fd, unix.TIOCINQ); err == nil {
 			o.budget = n
 		}
@@ -101,7 +101,7 @@ func (o *output) readRest(b []byte) (int, error) {
 	n := 0
 	var err error
 	if o.budget > 0 {
-		cerr := o.control(func(fd int) error {
+		cerr := withFD(o.f, func(fd int) error {
 			for {
 				n, err = unix.Read(fd, b[:min(len(b), o.budget)])
 				if !errors.Is(err, unix.EINTR) {
@@ -126,19 +126,6 @@ func (o *output) readRest(b []byte) (int, error) {
 		o.end(err)
 	}
 	return 0, o.err
-}
-
-// control runs f on the descriptor, whatever the deadline.
-func (o *output) control(f func(fd int) error) error {
-	rc, err := o.f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var ferr error
-	if err := rc.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil { //nolint:gosec // descriptors are small.
-		return err
-	}
-	return ferr
 }
 
 func (o *output) end(err error) {

@@ -83,7 +83,7 @@ func withFD(file *os.File, f func(fd int) error) error {
 		return err
 	}
 	var ferr error
-	if err := rc.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil { //nolint:gosec // descriptors are small.
+	if err := rc.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
 		return err
 	}
 	return ferr
