@@ -108,7 +108,23 @@ func (c *muxConn) Close() error {
 	c.link.guard.mute(c.stream.StreamID())
 	_ = c.stream.SetDeadline(time.Unix(1, 0))
 	_ = c.stream.Close()
+	c.drop()
 	return nil
+}
+
+// drop gives up what has arrived and nobody will read. The session remembers the
+// stream until the peer closes it, too, and would hold on to a whole window for
+// each (threat T09).
+func (c *muxConn) drop() {
+	// A yamux stream looks for bytes before it looks at the clock, so this takes
+	// what is there and does not wait for more; the guard drops that.
+	var b [16 << 10]byte
+	for {
+		if _, err := c.stream.Read(b[:]); err != nil {
+			break
+		}
+	}
+	c.stream.Shrink()
 }
 
 // LocalAddr implements net.Conn.

@@ -122,6 +122,7 @@ func (g *muxGuard) advance() error {
 		}
 		n := min(g.left, g.r.Buffered())
 		g.left -= n
+		g.skip = g.skip || g.isMuted(g.id)
 		if g.skip {
 			_, err := g.r.Discard(n)
 			return err

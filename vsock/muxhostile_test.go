@@ -277,6 +277,34 @@ func TestMuxClosedStreamsHoldNothing(t *testing.T) {
 	_ = m.Close()
 }
 
+// T09: what a guest has sent before the host closed a stream is not held on to
+// while that stream waits for the guest to close it, too.
+func TestMuxUnreadIsDropped(t *testing.T) {
+	testutil.Ledger(t, testutil.Scope{})
+	g, m := newEvilGuest(t)
+	frame := make([]byte, vsock.MaxMuxData)
+	before := heap()
+	for range 40 {
+		c, id := g.dialled(m)
+		for range 4 { // a whole window at first
+			g.send(muxHeader(0, typeData, 0, id, vsock.MaxMuxData), frame)
+		}
+		// A stream after it shows that all has been read.
+		marker, markerID := g.dialled(m)
+		g.send(muxHeader(0, typeData, 0, markerID, 1), []byte("x"))
+		_ = marker.SetReadDeadline(time.Now().Add(patience))
+		if _, err := marker.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		_ = marker.Close()
+		_ = c.Close()
+	}
+	if after := heap(); after > before+2<<20 {
+		t.Errorf("%d bytes are held for closed streams", after-before)
+	}
+	_ = m.Close()
+}
+
 func heap() uint64 {
 	runtime.GC()
 	var s runtime.MemStats
