@@ -21,7 +21,8 @@ type infoCache struct {
 }
 
 // Info describes the agent. It is asked for once. An agent that does not know
-// the question has an empty Info: no extension may be used with it.
+// the question has an empty Info, and one whose capabilities are of another
+// version of the protocol an Info without any: no extension may be used with them.
 func (c *AgentClient) Info(ctx context.Context) (Info, error) {
 	select {
 	case c.info.lock <- struct{}{}:
@@ -37,6 +38,9 @@ func (c *AgentClient) Info(ctx context.Context) (Info, error) {
 		err := c.call(ctx, call{method: wire.MethodInfo, idempotent: true, extension: true}, &i)
 		if err != nil && !errors.Is(err, ErrUnsupported) {
 			return Info{}, err
+		}
+		if i.Protocol != wire.ProtocolVersion {
+			i.Capabilities = nil // they mean something else (threat T24)
 		}
 	}
 	c.info.info = &i

@@ -172,6 +172,38 @@ func TestExecLies(t *testing.T) {
 	}
 }
 
+// T24: what an agent says of itself is used where we know the same, and nowhere
+// else; it cannot talk its host into anything.
+func TestInfoClaims(t *testing.T) {
+	const plain = `< ^\{"command":\["x"\]\}$` + "\n" + `> {"type":"exit"}`
+	for _, tt := range []struct {
+		name, info string
+		exec       string // the script of the exec port
+		want       error
+	}{
+		{"unknown capabilities", `{"agent":"a","version":"99","protocol":1,"capabilities":["root.on.host","exec.extended"],"pid":1,"more":[{}]}`,
+			`< ^\{"command":\["x"\],"no_stdin":true,"started":true\}$` + "\n" + `> {"type":"started","pid":7}` + "\n" + `> {"type":"exit"}`, nil},
+		{"none", `{"agent":"a","version":"1","protocol":1,"capabilities":[],"pid":1}`, plain, nil},
+		{"null", `{"agent":"a","version":"1","protocol":1,"capabilities":null}`, plain, nil},
+		{"nothing at all", `{}`, plain, nil},
+		{"a later protocol", `{"protocol":2,"capabilities":["exec.extended","exec.binary"]}`, plain, nil},
+		{"an earlier one", `{"protocol":-1,"capabilities":["exec.extended","exec.binary"]}`, plain, nil},
+		{"in other case", `{"protocol":1,"Capabilities":["exec.binary"],"CAPABILITIES":["exec.binary"]}`, plain, nil},
+		{"of other type", `{"protocol":1,"capabilities":"exec.binary"}`, "eof", bouvet.ErrJSON},
+		{"protocol beyond all bounds", `{"protocol":1e400,"capabilities":[]}`, "eof", bouvet.ErrJSON},
+		{"twice", `{"protocol":1,"protocol":2,"capabilities":[]}`, "eof", bouvet.ErrJSON},
+		{"without end", `{"version":"` + strings.Repeat("9", 1<<20) + `"}`, "eof", bouvet.ErrJSON},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			peer := wiretest.NewPeer(t, answering("info", tt.info), tt.exec)
+			c := connect(t, peer, &bouvet.ClientOptions{RPCTimeout: time.Second})
+			if err := c.Command(t.Context(), "x").Run(); !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
 // The agent is given entropy by the first command of a sandbox, and only by that.
 func TestEntropySeed(t *testing.T) {
 	seeds := make(chan int, 4)

@@ -14,12 +14,9 @@ import (
 // Name is what the agent calls itself.
 const Name = "bouvet-agent"
 
-// protocolVersion counts incompatible changes of the extensions.
-const protocolVersion = 1
-
 func (s *Server) info() wire.Info {
 	return wire.Info{
-		Agent: Name, Version: s.version, Protocol: protocolVersion, PID: os.Getpid(),
+		Agent: Name, Version: s.version, Protocol: wire.ProtocolVersion, PID: os.Getpid(),
 		Capabilities: []string{
 			wire.CapExecExtended, wire.CapExecDetach, wire.CapExecBinary,
 			wire.CapFiles, wire.CapStreams, wire.CapWatch,

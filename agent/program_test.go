@@ -118,6 +118,31 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// A2: the environment gives the exec port another number, beside its own where the
+// host chooses by CONNECT.
+func TestExecPortOfTheEnvironment(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	p := newProgram(t, "--listen", "unix:"+socket)
+	p.cmd.Env = append(p.cmd.Env, "CLEANROOM_VSOCK_PORT=11000")
+	c := p.listening(socket)
+	for _, port := range []string{"11000", "10700"} {
+		x := dial(t, socket)
+		x.send("CONNECT " + port + "\n" + `{"command":["true"]}` + "\n")
+		for _, want := range []string{"OK " + port, exitZero} {
+			if got := x.line(); got != want {
+				t.Errorf("port %s: got %q, want %q", port, got, want)
+			}
+		}
+	}
+	_ = c.Close()
+	if err := p.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.wait(); code != 0 {
+		t.Errorf("got %d, %s", code, &p.stderr)
+	}
+}
+
 // C2.
 func TestWithoutVsockDevice(t *testing.T) {
 	if _, err := os.Stat("/dev/vsock"); !errors.Is(err, fs.ErrNotExist) {

@@ -194,12 +194,18 @@ type MoveParams struct {
 // Empty answers methods that have nothing to say.
 type Empty struct{}
 
+// ProtocolVersion counts incompatible changes of the extensions' fields and
+// frames. A method never changes its meaning: what means something else is called
+// something else.
+const ProtocolVersion = 1
+
 // Info answers info.
 type Info struct {
 	// Agent is the program's name, "bouvet-agent".
 	Agent   string `json:"agent"`
 	Version string `json:"version"`
-	// Protocol counts incompatible changes of the extensions.
+	// Protocol is the ProtocolVersion that the capabilities are of. A host that
+	// knows another takes the agent for one without capabilities.
 	Protocol     int      `json:"protocol"`
 	Capabilities []string `json:"capabilities"`
 	// PID is the agent's own process ID; 1 when it is the guest's init.
