@@ -23,8 +23,8 @@ type dialFunc func(ctx context.Context, port uint32) (net.Conn, error)
 
 func (f dialFunc) Dial(ctx context.Context, port uint32) (net.Conn, error) { return f(ctx, port) }
 
-// A9, A11, L3, K8: the first attempt at once, early polls close together, none
-// more than 100 ms apart, 10 s in all, then AgentTimeout.
+// A9, A11, L3, K8, 2.11 no. 2: the first attempt at once, early polls close together,
+// none more than 100 ms apart, 10 s in all, then AgentTimeout.
 func TestConnectSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -207,7 +207,7 @@ func TestConnectThroughHybridSocket(t *testing.T) {
 	}
 }
 
-// A6, A7, L2: the texts of seed 000.
+// A6, A7, L2, L4: the texts of seed 000, and another time to connect.
 func TestConnectTexts(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

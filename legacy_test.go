@@ -24,7 +24,7 @@ func execOnly(t *testing.T, script string) (*bouvet.AgentClient, *wiretest.Peer)
 	return connect(t, peer, &bouvet.ClientOptions{ExecOnly: true, RPCTimeout: time.Second}), peer
 }
 
-// J2, J6, J7, J8, L17, L18, L19, 2.9, 2.10: agents that know no extension.
+// J2, J6, J7, J8, L17, L18, L19, 2.9 rule 4, 2.10: agents that know no extension.
 func TestLegacyExec(t *testing.T) {
 	const request = `< ^\{"command":\["x"\]\}$` + "\n"
 	for _, tt := range []struct {
@@ -36,7 +36,8 @@ func TestLegacyExec(t *testing.T) {
 		{"streaming", request + `> {"type":"stdout","data":"aGk="}` + "\n" + `> {"type":"stderr","data":"IQ=="}` + "\n" + `> {"type":"exit","exit_code":5}`, "hi", "!", &bouvet.ExitError{Code: 5}, nil},
 		{"L17 zero values left out", request + `> {"type":"exit"}`, "", "", nil, nil},
 		{"J7 plain strings", request + `> {"type":"stdout","data":"not base64!"}` + "\n" + `> {"type":"exit","exit_code":0,"error":""}`, "not base64!", "", nil, nil},
-		{"2.9 type in another form", request + `> {"type":" STDOUT ","data":"aGk="}` + "\n" + `> {"type":"Exit"}`, "hi", "", nil, nil},
+		{"2.9 rule 4 type in another form", request + `> {"type":" STDOUT ","data":"aGk="}` + "\n" + `> {"type":"Exit"}`, "hi", "", nil, nil},
+		{"2.9 rule 4 no data", request + `> {"type":"stdout"}` + "\n" + `> {"type":"stderr","data":""}` + "\n" + `> {"type":"exit"}`, "", "", nil, nil},
 		{"J8 untyped", request + `> {"exit_code":3,"stdout":"out","stderr":"err","error":""}`, "out", "err", &bouvet.ExitError{Code: 3}, nil},
 		{"J8 untyped success", request + `> {"exit_code":0,"stdout":"hello\\n","stderr":"","error":""}`, "hello\n", "", nil, nil},
 		{"L18 spawn failure", request + `> {"exit_code":1,"error":"fork/exec /no: no such file or directory"}`, "", "", &bouvet.ExitError{Code: 1, Message: "fork/exec /no: no such file or directory"}, nil},
@@ -44,8 +45,8 @@ func TestLegacyExec(t *testing.T) {
 		{"2.10 killed", request + `> {"type":"exit","exit_code":-1}`, "", "", &bouvet.ExitError{Code: -1}, nil},
 		{"glued", request + `>> {"type":"stdout","data":"aGk="}\n{"type":"exit"}\n{"type":"exit","exit_code":9}`, "hi", "", nil, nil},
 		{"neither type nor exit code", request + `> {}`, "", "", nil, bouvet.ErrJSON},
-		{"unknown type", request + `> {"type":"heartbeat"}`, "", "", nil, bouvet.ErrJSON},
-		{"started unasked", request + `> {"type":"started","pid":7}`, "", "", nil, bouvet.ErrJSON},
+		{"2.9 rule 1 unknown type", request + `> {"type":"heartbeat"}`, "", "", nil, bouvet.ErrJSON},
+		{"2.9 rule 1 started unasked", request + `> {"type":"started","pid":7}`, "", "", nil, bouvet.ErrJSON},
 		{"not JSON", request + "> hello", "", "", nil, bouvet.ErrJSON},
 		{"T21 exit 2^31", request + `> {"type":"exit","exit_code":2147483648}`, "", "", nil, bouvet.ErrJSON},
 		{"T21 exit 256", request + `> {"type":"exit","exit_code":256}`, "", "", nil, bouvet.ErrJSON},

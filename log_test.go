@@ -141,8 +141,8 @@ func TestLogGuestText(t *testing.T) {
 	}
 }
 
-// A command's timeout is longer than the RPC timeout: the call waits for it, and
-// a little more.
+// L7: a command's timeout is longer than the RPC timeout: the call waits for it,
+// and a little more.
 func TestExecTimeoutOutlastsRPCTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told atomic.Uint64

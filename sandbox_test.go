@@ -60,7 +60,7 @@ func TestSandbox(t *testing.T) {
 	if s.ID().IsZero() || s.Config().ID != s.ID() || s.CreatedAt().IsZero() || s.Machine().ID() != s.ID().String() {
 		t.Errorf("got id %v, config %v, machine %v", s.ID(), s.Config().ID, s.Machine().ID())
 	}
-	if got := s.Config(); got.MemoryMiB != 256 || got.VCPUs != 2 { // K1
+	if got := s.Config(); got.MemoryMiB != 256 || got.VCPUs != 2 { // K1, L13
 		t.Errorf("got %d MiB and %d vCPUs, want 256 and 2", got.MemoryMiB, got.VCPUs)
 	}
 	check := func(r *bouvet.ExecResult, err error, want bouvet.ExecResult) {
@@ -135,7 +135,7 @@ func callAll(t *testing.T, s *bouvet.Sandbox) map[string]error {
 	return errs
 }
 
-// E5, L12: Executing counts the commands that run.
+// E5, L12, 2.11 no. 5: Executing counts the commands that run, and refuses none.
 func TestSandboxExecuting(t *testing.T) {
 	s, dir := newSandbox(t, bouvet.Config{})
 	first := s.Command(t.Context(), "sh", "-c", "read x; exit 0")

@@ -65,7 +65,7 @@ func brief(r execResult) string {
 	return fmt.Sprintf("%+q", fmt.Sprint(r))
 }
 
-// D3, D4, D5, D6.
+// D3, D4, L11, D5, D6.
 func TestExecCode(t *testing.T) {
 	bin := t.TempDir()
 	for _, interpreter := range []string{"python3", "node", "bash"} {
@@ -224,7 +224,7 @@ func TestManyCommandsAtOnce(t *testing.T) {
 	clients.Wait()
 }
 
-// T05, K7: output beyond the limit costs time and no memory.
+// T05, K7, L16: output beyond the limit costs time and no memory.
 func TestOutputBeyondTheLimitTakesNoMemory(t *testing.T) {
 	const size = 512 << 20
 	c := dial(t, startServer(t, agent.Options{}))

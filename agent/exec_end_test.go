@@ -142,8 +142,8 @@ func TestExecSignal(t *testing.T) {
 	})
 }
 
-// T05: output without end takes no memory, with a fast reader and with one that
-// stops (T09). 1 GiB stands for the 10 of the catalogue.
+// T05, 2.11 no. 3: output without end takes no memory, with a fast reader and with
+// one that stops (T09). 1 GiB stands for the 10 of the catalogue.
 func TestExecMuchOutput(t *testing.T) {
 	if testing.Short() {
 		t.Skip("moves 1 GiB; run without -short")

@@ -26,7 +26,8 @@ func refusal(text string) []string {
 func quoted(s string) string { return `"` + strings.ReplaceAll(s, `"`, `\"`) + `"` }
 
 // The answers of protocol checklist 2.10, or the better ones of 2.9 and 2.11, to
-// the byte. J1, J2, J6, L17, L18.
+// the byte. J1, J2, J6, L17, L18, 2.9 rule 1: no frame and no field that an old host does
+// not know.
 func TestExecGolden(t *testing.T) {
 	socket := startServer(t, agent.Options{})
 	for _, c := range []struct {
@@ -78,7 +79,7 @@ func TestExecBadRequests(t *testing.T) {
 		{"a key twice", `{"command":["true"],"command":["false"]}`, "twice"},
 		{"invalid UTF-8", "{\"command\":[\"\xff\"]}", "UTF-8"},
 		{"nested too deep", `{"command":["true"],"x":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + `}`, "deep"},
-		{"upper-case names only", `{"COMMAND":["true"]}`, "missing command"},
+		{"2.9 rule 5 upper-case names only", `{"COMMAND":["true"]}`, "missing command"},
 		{"bad id", `{"command":["true"],"id":"a/b"}`, "an id has"},
 		{"attach with a command", `{"command":["true"],"attach":"a"}`, "attach takes no command"},
 		{"too long", `{"command":["` + strings.Repeat("x", 14<<20) + `"]}`, "line too long"},

@@ -19,7 +19,7 @@ func TestRequestLines(t *testing.T) {
 		id         uint64
 		want       string // within the answer
 	}{
-		{"D1 ping", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}`, 1, pong},
+		{"D1 L20 ping", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}`, 1, pong},
 		{"B2 largest id", `{"jsonrpc":"2.0","id":18446744073709551615,"method":"ping"}`, 1<<64 - 1, pong},
 		{"B2 id 0", `{"jsonrpc":"2.0","id":0,"method":"ping"}`, 0, pong},
 		{"B2 id beyond u64", `{"jsonrpc":"2.0","id":18446744073709551616,"method":"ping"}`, 0, `"code":-32600`},

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/bouvet-run/bouvet"
+	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/image/imagetest"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/local"
@@ -29,7 +30,47 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// K2 to K9 in one: a real sandbox on this machine.
+// F2: the configuration says where everything lives. Images, machines and the agent
+// are in that one directory, which other users cannot enter, and nowhere else. (The
+// paths of a kernel and of Firecracker are a microVM driver's.)
+func TestStateDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	opts := local.Options{StateDir: dir, Exe: helper(t), Defaults: bouvet.Config{Image: "tiny"}}
+	store, err := local.Store(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Import(t.Context(), "tiny", t.TempDir(), image.ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := local.Open(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// There is no image "default" here, wherever else there may be one.
+	if _, err := m.Create(t.Context(), bouvet.Config{Image: bouvet.DefaultImage}); !errors.Is(err, image.ErrNotFound) {
+		t.Errorf("image of another state directory: got %v, want not found", err)
+	}
+	// The image is empty, the agent is not of it: there is a machine nevertheless.
+	id, err := m.Create(t.Context(), bouvet.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "machines", id.String())); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"images", "machines", "agent"} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != os.ModeDir|0o700 {
+			t.Errorf("%s: got %v, %v, want a directory of mode 0700", name, info, err)
+		}
+	}
+	if err := m.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// K2 to K10 in one: a real sandbox on this machine, from end to end. The unit tests
+// and those with a mock client that K10 wants too are those of package bouvet.
 func TestOpen(t *testing.T) {
 	imagetest.Default(t)
 	m, err := local.Open(t.Context(), local.Options{Exe: helper(t)})
@@ -88,7 +129,7 @@ func helper(t *testing.T) string {
 	return ""
 }
 
-// F4, G1 to G4, T39: several real sandboxes at once, destroyed in every way, and
+// F4, G1, G2, G3, G4, T39: several real sandboxes at once, destroyed in every way, and
 // nothing left.
 func TestManyAtOnce(t *testing.T) {
 	imagetest.Default(t)

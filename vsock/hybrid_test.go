@@ -75,7 +75,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// A8: whatever follows the newline, and however it comes, is the protocol's.
+// A8, 2.11 no. 8: whatever follows the newline, and however it comes, is the protocol's.
 func TestHandshakeTakesNoMore(t *testing.T) {
 	const answer = "OK 1073741824\n{}\n"
 	for cut := range len(answer) + 1 {

@@ -96,7 +96,8 @@ func (g *evilGuest) dialled(m *vsock.Mux) (net.Conn, uint32) {
 	return c, soon(g.t, "CONNECT", ids)
 }
 
-// T18, T19: what ends the session, though yamux would bear it.
+// T18, T19: what ends the session, though yamux would bear it. L23: streams that the
+// guest opens among it, until something serves a guest.
 func TestMuxRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

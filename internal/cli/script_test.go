@@ -112,6 +112,8 @@ var makeHelper = sync.OnceValues(func() (string, error) {
 	return helper, nil
 })
 
+// The scripts are what users type, with what must come back. Among it: a command's
+// exit code is told without a word on standard error (exit.txtar; 2.11 no. 7).
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",

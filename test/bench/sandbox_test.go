@@ -23,7 +23,8 @@ import (
 )
 
 // BenchmarkCreate: from nothing to the first answered ping, against a bare
-// `runsc run` of the same agent and image by the same binary.
+// `runsc run` of the same agent and image by the same binary. No image is copied
+// (2.11 no. 4).
 func BenchmarkCreate(b *testing.B) {
 	m := manager(b)
 	first := create(b, m, bouvet.Config{})

@@ -129,7 +129,8 @@ func sentries(t *testing.T, d *Driver, id string) []int {
 	return pids
 }
 
-// A machine dies with its owner, whatever runs inside, and a sweep removes the rest.
+// G2, 2.11 no. 6: a machine dies with its owner, whatever runs inside, and a sweep
+// removes the rest.
 func TestOwnerKilled(t *testing.T) {
 	for _, tt := range []struct{ name, ask string }{
 		{"T26 willing agent", "true"},
