@@ -53,6 +53,9 @@ type ClientOptions struct {
 	// ExecOnly is for agents that serve the exec port alone (cleanroom's):
 	// connected then means that this port is acknowledged, and Info is empty.
 	ExecOnly bool
+	// DialAhead keeps a connection to the exec port ready for the next command
+	// while one runs. An agent must be able to serve several at once.
+	DialAhead bool
 	// Name says in the log which agent this is: a path, an ID.
 	Name string
 	// Log receives the events of seed 000's table; nil means none.
@@ -83,6 +86,9 @@ type AgentClient struct {
 
 	mu   sync.Mutex
 	idle []*rpcConn // guarded by mu; the most recently used last
+
+	spare    net.Conn // dialled ahead for the next command; guarded by mu
+	dialling bool     // a spare is on its way; guarded by mu
 }
 
 // errClientClosed is what calls return after Close.
@@ -128,9 +134,12 @@ func (c *AgentClient) shutdown(cause error) {
 
 func (c *AgentClient) dropIdle() {
 	c.mu.Lock()
-	idle := c.idle
-	c.idle = nil
+	idle, spare := c.idle, c.spare
+	c.idle, c.spare = nil, nil
 	c.mu.Unlock()
+	if spare != nil {
+		_ = spare.Close()
+	}
 	for _, conn := range idle {
 		conn.close()
 	}

@@ -192,7 +192,7 @@ func (m *Manager) build(ctx context.Context, cfg Config, created time.Time) (_ *
 		}
 	}()
 	client, err := Connect(ctx, machine, &ClientOptions{
-		ConnectTimeout: cfg.ConnectTimeout, RPCTimeout: cfg.RPCTimeout, Name: cfg.ID.String(), Log: cfg.Log,
+		ConnectTimeout: cfg.ConnectTimeout, RPCTimeout: cfg.RPCTimeout, Name: cfg.ID.String(), Log: cfg.Log, DialAhead: true,
 	})
 	if err != nil {
 		return nil, err

@@ -51,6 +51,9 @@ func (c *Cmd) Start() error {
 		if err := s.awaitStart(c.client.opts.RPCTimeout); err != nil {
 			return err
 		}
+		if c.client.opts.DialAhead {
+			c.client.refillSpare()
+		}
 	} else if c.TTY && c.Size != (WindowSize{}) {
 		// An agent that does not know cols and rows still knows resize.
 		_ = s.control(wire.InputFrame{Type: wire.FrameTypeResize, Cols: c.Size.Cols, Rows: c.Size.Rows})
@@ -144,7 +147,7 @@ func (c *Cmd) open(req *wire.ExecRequest) (*session, error) {
 	}
 	s.ctx, s.cancel = context.WithCancelCause(c.ctx)
 	s.unbind = context.AfterFunc(c.client.life, func() { s.cancel(context.Cause(c.client.life)) })
-	if s.conn, err = c.client.dial(s.ctx, wire.PortExec); err != nil {
+	if s.conn, err = c.client.dialExec(s.ctx); err != nil {
 		s.unbind()
 		s.cancel(err)
 		return nil, err
