@@ -3,6 +3,7 @@ package house_test
 import (
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -47,6 +48,36 @@ var partly = map[string]string{
 	"T22": "no archive is copied out: Download writes to the caller's writer; names are checked, imports flattened",
 	"T24": "no nonce on a kernel's command line: the channel is a socketpair that nobody else has, its session has a nonce",
 	"T39": "no snapshots beside the storm",
+}
+
+// SECURITY.md names the threats behind each promise. A test, or a section of the
+// suite that every driver passes, names them as well.
+func TestPromisesAreTested(t *testing.T) {
+	var tests strings.Builder
+	files(t, ".go", func(path string, content []byte) {
+		if strings.HasSuffix(path, "checklist_test.go") || !strings.HasSuffix(path, "_test.go") && !strings.Contains(path, "vm/vmtest/suite") {
+			return
+		}
+		tests.Write(content)
+		tests.WriteByte('\n')
+	})
+	promised := 0
+	for _, m := range regexp.MustCompile(`\bT(\d\d)(?:-T(\d\d))?\b`).FindAllStringSubmatch(document(t, "docs/SECURITY.md"), -1) {
+		from, _ := strconv.Atoi(m[1])
+		to, err := strconv.Atoi(m[2])
+		if err != nil {
+			to = from
+		}
+		for n := from; n <= to; n++ {
+			promised++
+			if !regexp.MustCompile(fmt.Sprintf(`\bT%02d\b`, n)).MatchString(tests.String()) {
+				t.Errorf("SECURITY.md says that tests name T%02d, and none does", n)
+			}
+		}
+	}
+	if promised < 15 {
+		t.Errorf("found %d threats in SECURITY.md only: is it read?", promised)
+	}
 }
 
 // Coverage by name does not rot: whoever removes the last test of an item, or
