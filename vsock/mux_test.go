@@ -278,6 +278,7 @@ func TestMuxNotReady(t *testing.T) { // L2
 	}
 }
 
+// T24: what another session left, its hello and start among it, begins none.
 func TestMuxGarbageFirst(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"text":               "boot: hello\nBOUVET-MUX 1 start 0123456789abcdef0123456789abcdef\nno newline",
