@@ -33,9 +33,9 @@ func (d *Driver) dismantle(ctx context.Context, dir *rundir.Dir) ([]vm.Leftover,
 		}
 		found = append(found, l)
 	}
-	if err := dir.Update(func(r *rundir.Record) { r.State = rundir.StateDestroying }); err != nil {
-		errs = append(errs, err)
-	}
+	// A full disk must not keep what is there to be removed: the record says then
+	// what it said before, and the next attempt finds all of it again.
+	unrecorded := dir.Update(func(r *rundir.Record) { r.State = rundir.StateDestroying })
 
 	pids, err := d.killAll(ctx, dir.Path(), &rec)
 	for _, pid := range pids {
@@ -60,6 +60,9 @@ func (d *Driver) dismantle(ctx context.Context, dir *rundir.Dir) ([]vm.Leftover,
 	if len(errs) == 0 {
 		note("directory", path, dir.Remove())
 	} else {
+		if unrecorded != nil {
+			errs = append(errs, unrecorded)
+		}
 		note("directory", path, errors.New("kept because something of the machine is left"))
 	}
 	return found, errors.Join(errs...)

@@ -84,3 +84,42 @@ func TestUnfitExecutable(t *testing.T) {
 		t.Error("a relative state directory is accepted")
 	}
 }
+
+// T36: a disk so full that no record can be written does not keep what is there to
+// be removed, neither from Destroy nor from a sweep.
+func TestUnwritableRecord(t *testing.T) {
+	ledgered(t)
+	d := testDriver(t)
+	// The name under which a record is written is taken.
+	obstruct := func(id string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(d.base, id, "machine.json.tmp", "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("destroy", func(t *testing.T) {
+		c := testConfig(t)
+		m := create(t, d, c)
+		obstruct(c.ID)
+		if err := m.Destroy(testContext(t), 0); err != nil {
+			t.Error(err)
+		}
+		wantNothing(t, d, c.ID)
+	})
+	t.Run("sweep", func(t *testing.T) {
+		c := testConfig(t)
+		o := startOwner(t, orders{Options: options(d), Config: c, Ask: "true"}, nil)
+		obstruct(c.ID)
+		o.kill(t)
+		found, err := d.Sweep(testContext(t), true)
+		if err != nil || len(found) == 0 {
+			t.Errorf("got %v, %v, want some leftovers", found, err)
+		}
+		for _, l := range found {
+			if !l.Removed {
+				t.Errorf("not removed: %+v", l)
+			}
+		}
+		wantNothing(t, d, c.ID)
+	})
+}
