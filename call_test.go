@@ -314,6 +314,55 @@ func TestCallsConcurrently(t *testing.T) {
 	})
 }
 
+// C4: an agent that serves one connection at a time, as seed 002 has it, is given
+// one at a time, whoever calls, and another only after that has ended.
+func TestSerialAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inline := make(chan struct{}, 1) // its accept loop
+		peer := &pipePeer{serve: func(_ int, conn net.Conn, _ uint32) {
+			inline <- struct{}{}
+			defer func() { <-inline }()
+			serveRPC(conn, pong(func(r wire.Request) string {
+				if r.Method == wire.MethodReadFile {
+					return ""
+				}
+				time.Sleep(time.Second)
+				return result(r, `{"exit_code":0,"stdout":"","stderr":""}`)
+			}))
+		}}
+		c := connect(t, peer, &bouvet.ClientOptions{Serial: true})
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() {
+				if _, err := c.Exec(t.Context(), "x", nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if got := time.Since(start); got != 10*time.Second || peer.dials() != 1 {
+			t.Errorf("took %v and %d connections, want 10s and 1", got, peer.dials())
+		}
+		if _, err := c.ReadFile(t.Context(), "/x"); !errors.Is(err, bouvet.ErrRPC) {
+			t.Errorf("got %v, want a response timeout", err)
+		}
+		if err := c.Ping(t.Context()); err != nil || peer.dials() != 2 {
+			t.Errorf("after a timeout: %v, %d connections", err, peer.dials())
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		go func() { _, _ = c.Exec(t.Context(), "x", nil) }()
+		synctest.Wait()
+		if err := c.Ping(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("behind another call: got %v, want DeadlineExceeded", err)
+		}
+		_ = c.Close()
+		time.Sleep(time.Second)
+		synctest.Wait()
+	})
+}
+
 // Close ends calls under way and refuses later ones; it is idempotent.
 func TestClientClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -53,6 +53,10 @@ type ClientOptions struct {
 	// ExecOnly is for agents that serve the exec port alone (cleanroom's):
 	// connected then means that this port is acknowledged, and Info is empty.
 	ExecOnly bool
+	// Serial makes calls one after the other, on one connection. It is for agents
+	// that serve one connection at a time (bouvet's first, seed 002): to those a
+	// second one looks like an agent that does not answer.
+	Serial bool
 	// DialAhead keeps a connection to the exec port ready for the next command
 	// while one runs. An agent must be able to serve several at once.
 	DialAhead bool
@@ -113,6 +117,9 @@ func newClient(d Dialer, opts *ClientOptions) *AgentClient {
 	}
 	if c.opts.Name != "" {
 		c.log = c.log.With(slog.String("agent", c.opts.Name))
+	}
+	if c.opts.Serial {
+		c.slots = make(chan struct{}, 1)
 	}
 	c.info.lock = make(chan struct{}, 1)
 	c.life, c.end = context.WithCancelCause(context.Background())

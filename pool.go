@@ -120,7 +120,7 @@ func (c *AgentClient) enter(ctx context.Context) error {
 	case c.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("cannot begin call, %d are under way: %w", maxConns, context.Cause(ctx))
+		return fmt.Errorf("cannot begin call, %d are under way: %w", cap(c.slots), context.Cause(ctx))
 	}
 }
 
