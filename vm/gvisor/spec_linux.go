@@ -26,10 +26,14 @@ var guestCapabilities = []string{
 	"CAP_LEASE", "CAP_AUDIT_WRITE", "CAP_SETFCAP",
 }
 
-// diskBytes is the size of the root's writable layer. It is held in the guest's
-// memory, and the kernel kills the whole machine over its limit: a full disk must
-// come first, with an error that the guest survives.
+// diskBytes is the size of the root's writable layer, and that of /tmp. It is held in
+// the guest's memory, and the kernel kills the whole machine over its limit: a full
+// disk must come first, with an error that the guest survives.
 func diskBytes(memoryMiB int) int64 { return int64(memoryMiB) << 20 / 8 * 7 }
+
+// sized limits a file system in memory. Without a limit gVisor gives it half of the
+// host's memory, and tells the guest how much that is.
+func sized(bytes int64) string { return "size=" + strconv.FormatInt(bytes, 10) }
 
 // makeSpec is the OCI specification of a machine.
 func makeSpec(c *vm.Config, agentImage string) *specs.Spec {
@@ -38,7 +42,7 @@ func makeSpec(c *vm.Config, agentImage string) *specs.Spec {
 		"dev.gvisor.spec.rootfs.source":  c.Image,
 		"dev.gvisor.spec.rootfs.type":    "erofs",
 		"dev.gvisor.spec.rootfs.overlay": "memory",
-		"dev.gvisor.spec.rootfs.options": "size=" + strconv.FormatInt(diskBytes(c.MemoryMiB), 10),
+		"dev.gvisor.spec.rootfs.options": sized(diskBytes(c.MemoryMiB)),
 		annotationMemory:                 strconv.FormatInt(int64(c.MemoryMiB)<<20, 10),
 		annotationCPUs:                   strconv.Itoa(c.VCPUs),
 	}
@@ -75,7 +79,9 @@ func makeSpec(c *vm.Config, agentImage string) *specs.Spec {
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-			{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777"}},
+			{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", sized(int64(c.MemoryMiB) << 20 / 2)}},
+			// runsc would mount one itself, without a limit.
+			{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", sized(diskBytes(c.MemoryMiB))}},
 			{Destination: agentMount, Type: "erofs", Source: agentImage, Options: []string{"ro"}},
 		},
 		Linux: &specs.Linux{

@@ -59,17 +59,20 @@ func memoryLimit(e *env) {
 	}
 }
 
-// A guest that fills its disk is told so, and lives.
+// A guest that fills its disk, or another place that it may write to, is told so,
+// and lives.
 func fullDisk(e *env) {
 	e.memoryLimited()
 	g := e.boot(e.config())
-	out, err := g.hostile("head -c 2000000000 /dev/zero > /big")
-	if err == nil || !strings.Contains(out, "No space left") {
-		e.Errorf("got %q, %v, want no space left", out, err)
+	for _, dir := range []string{"/", "/tmp/", "/dev/shm/"} {
+		out, err := g.hostile("head -c 2000000000 /dev/zero > " + dir + "big")
+		if err == nil || !strings.Contains(out, "No space left") {
+			e.Errorf("%s: got %q, %v, want no space left", dir, out, err)
+		}
+		e.living(g)
+		g.sh("rm " + dir + "big && echo back > " + dir + "small && cat " + dir + "small")
+		g.ping()
 	}
-	e.living(g)
-	g.sh("rm /big && echo back > /small && cat /small")
-	g.ping()
 }
 
 // A guest sees the processors it was given, and gets no more time on the host's.
