@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 }
 
 // rounds is how often each side of a comparison is timed.
-const rounds = 21
+const rounds = 61
 
 // median of durations, which it sorts.
 func median(d []time.Duration) time.Duration {
