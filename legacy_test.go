@@ -182,8 +182,10 @@ func TestInfoClaims(t *testing.T) {
 		exec       string // the script of the exec port
 		want       error
 	}{
-		{"unknown capabilities", `{"agent":"a","version":"99","protocol":1,"capabilities":["root.on.host","exec.extended"],"pid":1,"more":[{}]}`,
-			`< ^\{"command":\["x"\],"no_stdin":true,"started":true\}$` + "\n" + `> {"type":"started","pid":7}` + "\n" + `> {"type":"exit"}`, nil},
+		{
+			"unknown capabilities", `{"agent":"a","version":"99","protocol":1,"capabilities":["root.on.host","exec.extended"],"pid":1,"more":[{}]}`,
+			`< ^\{"command":\["x"\],"no_stdin":true,"started":true\}$` + "\n" + `> {"type":"started","pid":7}` + "\n" + `> {"type":"exit"}`, nil,
+		},
 		{"none", `{"agent":"a","version":"1","protocol":1,"capabilities":[],"pid":1}`, plain, nil},
 		{"null", `{"agent":"a","version":"1","protocol":1,"capabilities":null}`, plain, nil},
 		{"nothing at all", `{}`, plain, nil},
