@@ -44,7 +44,7 @@ fuzz: ## run each fuzz target for FUZZTIME (20s)
 
 .PHONY: bench
 bench: build image ## compare with bare runsc and plain pipes; both numbers are printed
-	@$(GO) test -run '^$$' -bench . -timeout 30m ./test/bench/...
+	@CGO_ENABLED=0 $(GO) test -run '^$$' -bench . -timeout 30m ./test/bench/...
 
 .PHONY: image
 image: build ## make the default image (Debian, Python, Node.js, bash), if it is not there yet
