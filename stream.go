@@ -150,7 +150,11 @@ func (c *AgentClient) Upload(ctx context.Context, path string, r io.Reader, opts
 	// The agent may refuse in the middle, and then reads no more: its answer is
 	// awaited from the beginning.
 	answer := make(chan uploadAnswer, 1)
-	go func() { answer <- s.uploadEnd() }()
+	go func() {
+		answer <- s.uploadEnd()
+		// It may stand in a Write that the agent will never make room for.
+		_ = s.conn.SetWriteDeadline(time.Unix(1, 0))
+	}()
 	// Whoever returns closes the connection first, which ends the goroutine.
 	sent, sendErr := s.send(r, c.opts.RPCTimeout, answer)
 	if sendErr != nil && !errors.Is(sendErr, errAnswered) {
@@ -205,15 +209,19 @@ func (s *stream) send(r io.Reader, stall time.Duration, answer <-chan uploadAnsw
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			return total, &uploadSourceError{fmt.Errorf("cannot read what to upload: %w", err)}
 		}
-		if len(answer) > 0 {
-			return total, errAnswered
-		}
 		if err := s.conn.SetWriteDeadline(time.Now().Add(stall)); err != nil {
 			return total, err
+		}
+		// In this order: an answer that comes now lets the deadline pass.
+		if len(answer) > 0 {
+			return total, errAnswered
 		}
 		if n > 0 {
 			wire.PutFrameHeader(buf, wire.FrameData, n)
 			if _, err := s.conn.Write(buf[:wire.FrameHeaderLen+n]); err != nil {
+				if len(answer) > 0 {
+					err = errAnswered
+				}
 				return total, err
 			}
 			total += int64(n)
