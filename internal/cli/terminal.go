@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 )
 
@@ -15,6 +16,7 @@ type terminal struct {
 
 	mu    sync.Mutex
 	saved *term.State // guarded by mu; nil unless raw
+	lent  bool        // guarded by mu; whether a command has had it
 }
 
 // openTerminal returns nil unless both in and out are terminals.
@@ -42,7 +44,7 @@ func (t *terminal) raw() error {
 	defer t.mu.Unlock()
 	state, err := term.MakeRaw(int(t.in.Fd()))
 	if err == nil && t.saved == nil {
-		t.saved = state
+		t.saved, t.lent = state, true
 	}
 	return err
 }
@@ -77,6 +79,20 @@ func (t *terminal) restore(inOrder bool) {
 	}
 	_ = term.Restore(int(t.in.Fd()), t.saved)
 	t.saved = nil
+}
+
+// dropInput throws away what nobody has read, if a command has had the terminal. A
+// program can make a terminal answer, some of them with words of its choice, and be
+// gone when the answer comes: the user's shell must not take it for a command (T23).
+func (t *terminal) dropInput() {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lent {
+		_ = unix.IoctlSetInt(int(t.in.Fd()), unix.TCFLSH, unix.TCIFLUSH)
+	}
 }
 
 // size returns the size in characters, 0 where it is not known.

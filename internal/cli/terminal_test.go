@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
 	"github.com/bouvet-run/bouvet/image"
 )
 
@@ -82,4 +85,45 @@ func TestProgressLine(t *testing.T) {
 	if got := live.String(); got != want {
 		t.Errorf("on a terminal: %q, want %q", got, want)
 	}
+}
+
+// T23, T51: what a terminal was made to answer does not reach the shell; what was
+// typed while no command had the terminal does.
+func TestUnreadInput(t *testing.T) {
+	keys, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tty.Close(); _ = keys.Close() })
+	waiting := func() int {
+		t.Helper()
+		n, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCINQ)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	answer := func() {
+		t.Helper()
+		if _, err := keys.WriteString("touch pwned\r"); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the answer", func() bool { return waiting() > 0 })
+	}
+	lent := openTerminal(tty, tty)
+	answer()
+	lent.dropInput()
+	if waiting() == 0 {
+		t.Error("what was typed before a command had the terminal is gone")
+	}
+	if err := lent.raw(); err != nil {
+		t.Fatal(err)
+	}
+	lent.restore(true)
+	answer()
+	lent.dropInput()
+	if n := waiting(); n > 0 {
+		t.Errorf("%d bytes wait for the shell, want none", n)
+	}
+	(*terminal)(nil).dropInput() // there may be none
 }
