@@ -54,6 +54,9 @@ type Cmd struct {
 	// WaitDelay is how long Wait waits, after the command has ended, for a Read of
 	// Stdin that has not returned. A reader with deadlines (a pipe, a connection)
 	// is interrupted at once; of another, the goroutine ends when its Read returns.
+	// It is also how long, but a second at least, Wait waits for a Write to Stdout
+	// or Stderr that does not return once the command has been given up: because
+	// ctx ended or Timeout struck. That goroutine ends when the Write returns.
 	WaitDelay time.Duration
 
 	// OutputLimit is how much of each stream Output and CombinedOutput collect, in
@@ -236,6 +239,9 @@ func (c *Cmd) Signal(sig syscall.Signal) error {
 		// In the stream it would wait behind input that the command may never read.
 		p := wire.SignalParams{PID: c.PID(), Signal: int(sig), Group: true}
 		if err := c.client.Signal(c.session.ctx, p); !errors.Is(err, ErrRPC) && !errors.Is(err, ErrUnsupported) {
+			if c.session.exited() {
+				return nil // before the agent could say so: of this signal, most likely
+			}
 			return err
 		}
 	}

@@ -279,6 +279,58 @@ func TestCmdCancelled(t *testing.T) {
 	}
 }
 
+// stuck is a writer that takes nothing: a pipe that nobody reads.
+type stuck struct{ writing, free chan struct{} }
+
+func (w stuck) Write(p []byte) (int, error) {
+	select {
+	case w.writing <- struct{}{}:
+	default: // known
+	}
+	<-w.free
+	return len(p), nil
+}
+
+// T09, T14: a command whose output nobody takes can be given up, and its timeout
+// strikes.
+func TestCmdOutputStuck(t *testing.T) {
+	s, _ := newSandbox(t, bouvet.Config{})
+	for _, tt := range []struct {
+		name    string
+		timeout time.Duration
+		want    error
+	}{
+		{"cancelled", 0, context.Canceled},
+		{"timeout", 10 * time.Millisecond, bouvet.ErrTimedOut},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			w := stuck{make(chan struct{}, 1), make(chan struct{})}
+			defer close(w.free)
+			c := s.Command(ctx, "yes")
+			c.Stdout, c.Timeout = w, tt.timeout
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			<-w.writing
+			if tt.timeout == 0 {
+				cancel()
+			}
+			wait := make(chan error, 1)
+			go func() { wait <- c.Wait() }()
+			select {
+			case err := <-wait:
+				if !errors.Is(err, tt.want) {
+					t.Errorf("got %v, want %v", err, tt.want)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("Wait does not return")
+			}
+		})
+	}
+}
+
 // awaitGone waits until a process of this host has ended.
 func awaitGone(t *testing.T, pid string) {
 	t.Helper()

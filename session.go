@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,6 +32,8 @@ type session struct {
 
 	begun   chan struct{} // closed after started is set
 	started wire.StreamFrame
+	writes  atomic.Uint64 // begun and returned, of Stdout and Stderr: odd within one
+	drained chan struct{} // closed when there will be no more of them
 	done    chan struct{} // closed after err is set
 	err     error         // what Wait returns
 
@@ -46,6 +49,7 @@ type session struct {
 // read owns the receiving side, from the request to the end.
 func (s *session) read(stall time.Duration) {
 	err := s.receive(stall)
+	close(s.drained)
 	if cause := context.Cause(s.ctx); cause != nil && !isExit(err) {
 		err = cause
 	}
@@ -128,6 +132,17 @@ func (s *session) handle(f wire.StreamFrame) (end bool, err error) {
 	}
 }
 
+// exited reports whether the command has come to a regular end.
+func (s *session) exited() bool {
+	select {
+	case <-s.drained:
+		<-s.done
+		return isExit(s.err)
+	default:
+		return false
+	}
+}
+
 func (s *session) isBegun() bool {
 	select {
 	case <-s.begun:
@@ -143,7 +158,10 @@ func (s *session) output(w io.Writer, data []byte) error {
 	if w == nil || len(data) == 0 || s.extended && !s.isBegun() {
 		return nil
 	}
-	if _, err := w.Write(data); err != nil {
+	s.writes.Add(1)
+	_, err := w.Write(data)
+	s.writes.Add(1)
+	if err != nil {
 		if s.ctx.Err() != nil {
 			return context.Cause(s.ctx)
 		}
@@ -262,9 +280,46 @@ func (g *stallGuard) Read(p []byte) (int, error) {
 	return g.from.Read(p)
 }
 
+// stuckWrite is how long Wait waits at least for a Write of the caller's once the
+// command has been given up.
+const stuckWrite = time.Second
+
+// over waits for the end. It is false if the command was given up and a Write of the
+// caller's does not return: into a pipe that nobody reads, for example.
+func (s *session) over(delay time.Duration) bool {
+	select {
+	case <-s.drained:
+	case <-s.ctx.Done():
+		if !s.drains(max(delay, stuckWrite)) {
+			return false
+		}
+	}
+	<-s.done
+	return true
+}
+
+// drains waits for the last Write, and is false if one takes longer than limit.
+func (s *session) drains(limit time.Duration) bool {
+	late := time.NewTicker(limit)
+	defer late.Stop()
+	for {
+		before := s.writes.Load()
+		select {
+		case <-s.drained:
+			return true
+		case <-late.C:
+			if before%2 == 1 && s.writes.Load() == before {
+				return false
+			}
+		}
+	}
+}
+
 // wait is Cmd.Wait.
 func (s *session) wait(delay time.Duration) error {
-	<-s.done
+	if !s.over(delay) {
+		return s.client.explain(context.Cause(s.ctx))
+	}
 	s.sendMu.Lock()
 	s.sentEOF = true
 	s.sendMu.Unlock()

@@ -143,7 +143,7 @@ func (c *Cmd) open(req *wire.ExecRequest) (*session, error) {
 	s := &session{
 		cmd: c, client: c.client,
 		binary: req.Framing == wire.FramingBinary, extended: req.Started,
-		begun: make(chan struct{}), done: make(chan struct{}),
+		begun: make(chan struct{}), drained: make(chan struct{}), done: make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(c.ctx)
 	s.unbind = context.AfterFunc(c.client.life, func() { s.cancel(context.Cause(c.client.life)) })
