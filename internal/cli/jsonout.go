@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -44,4 +45,32 @@ func escapeJSON(in []byte) []byte {
 		in = in[size:]
 	}
 	return out
+}
+
+// writeString writes b as a JSON string, escaped like the rest, with one U+FFFD for
+// each run of bytes that are not UTF-8.
+func writeString(w *bufio.Writer, b []byte) {
+	const hex = "0123456789abcdef"
+	_ = w.WriteByte('"')
+	broken := false
+	for len(b) > 0 {
+		r, size := utf8.DecodeRune(b)
+		bad := r == utf8.RuneError && size == 1
+		switch {
+		case bad && broken:
+		case r == '"' || r == '\\':
+			_, _ = w.Write([]byte{'\\', byte(r)})
+		case r >= ' ' && r < 0x7f:
+			_ = w.WriteByte(byte(r))
+		case r == '\n':
+			_, _ = w.WriteString(`\n`)
+		case r <= 0x7f:
+			_, _ = w.Write([]byte{'\\', 'u', '0', '0', hex[r>>4], hex[r&15]})
+		default:
+			_, _ = w.Write(escapeJSON([]byte(string(r))))
+		}
+		broken = bad
+		b = b[size:]
+	}
+	_ = w.WriteByte('"')
 }

@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"strings"
 	"syscall"
@@ -24,6 +27,19 @@ type outcome struct {
 	// texts hold U+FFFD.
 	StdoutBase64 string `json:"stdout_base64,omitempty"`
 	StderrBase64 string `json:"stderr_base64,omitempty"`
+	outcomeRest
+
+	// stdout and stderr stand for the texts while the outcome is made: they may be
+	// large, and their JSON many times larger.
+	stdout, stderr []byte
+
+	// message is for standard error: why a command did not start, or that its
+	// time was up.
+	message error
+}
+
+// outcomeRest is what follows the output.
+type outcomeRest struct {
 	// Truncated means that a stream was longer than --max-output.
 	Truncated bool `json:"truncated"`
 	TimedOut  bool `json:"timed_out"`
@@ -36,10 +52,6 @@ type outcome struct {
 	Driver     string     `json:"driver"`
 	Image      string     `json:"image"`
 	Error      *jsonError `json:"error,omitempty"`
-
-	// message is for standard error: why a command did not start, or that its
-	// time was up.
-	message error
 }
 
 // endOf translates the end of a command into an exit code; err is for what went
@@ -119,8 +131,7 @@ func startFailure(cmd *bouvet.Cmd, start *bouvet.StartError) (int, error) {
 
 // fill adds what --json tells beside the end itself.
 func (o *outcome) fill(s *runSession, stdout, stderr *capture, started time.Time) {
-	o.Stdout, o.StdoutBase64 = textOf(stdout.kept.Bytes())
-	o.Stderr, o.StderrBase64 = textOf(stderr.kept.Bytes())
+	o.stdout, o.stderr = stdout.kept.Bytes(), stderr.kept.Bytes()
 	o.Truncated = stdout.dropped > 0 || stderr.dropped > 0
 	o.DurationMS = time.Since(started).Milliseconds()
 	o.CreateMS = s.created.Sub(s.sandbox.CreatedAt()).Milliseconds()
@@ -131,10 +142,32 @@ func (o *outcome) fill(s *runSession, stdout, stderr *capture, started time.Time
 	}
 }
 
-// textOf returns b as text, and in base64 if it is not.
-func textOf(b []byte) (text, encoded string) {
-	if utf8.Valid(b) {
-		return string(b), ""
+// write writes o as writeJSON would, from the outputs themselves: a guest must not be
+// able to have us hold their JSON as a whole (T05).
+func (o *outcome) write(w io.Writer) error {
+	var rest bytes.Buffer
+	if err := writeJSON(&rest, &o.outcomeRest); err != nil {
+		return err
 	}
-	return strings.ToValidUTF8(string(b), "\uFFFD"), base64.StdEncoding.EncodeToString(b)
+	b := bufio.NewWriterSize(w, 64<<10)
+	_, _ = fmt.Fprintf(b, "{\n  \"exit_code\": %d,\n  \"stdout\": ", o.ExitCode)
+	writeString(b, o.stdout)
+	_, _ = b.WriteString(",\n  \"stderr\": ")
+	writeString(b, o.stderr)
+	for _, s := range []struct {
+		name string
+		data []byte
+	}{{"stdout_base64", o.stdout}, {"stderr_base64", o.stderr}} {
+		if utf8.Valid(s.data) {
+			continue
+		}
+		_, _ = fmt.Fprintf(b, ",\n  %q: \"", s.name)
+		enc := base64.NewEncoder(base64.StdEncoding, b)
+		_, _ = enc.Write(s.data)
+		_ = enc.Close()
+		_ = b.WriteByte('"')
+	}
+	_ = b.WriteByte(',')
+	_, _ = b.Write(bytes.TrimPrefix(rest.Bytes(), []byte("{")))
+	return b.Flush() // says what failed before, too
 }

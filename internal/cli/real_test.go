@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/bouvet-run/bouvet/vm"
@@ -192,6 +193,83 @@ func TestKilledSandbox(t *testing.T) {
 	}
 }
 
+// T09, T14: nobody reads our output, and still the run ends in time and by signals,
+// and nothing is left while the last words wait for a reader.
+func TestStuckOutput(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		args    []string
+		signals []syscall.Signal
+		want    int
+	}{
+		{"timeout", []string{"--timeout", "1s", "--", "yes"}, nil, exitTimeout},
+		{"SIGTERM", []string{"--", "yes"}, []syscall.Signal{syscall.SIGTERM}, 143},
+		{"SIGINT twice", []string{"--", "yes"}, []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, 130},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			state := t.TempDir()
+			cmd := bouvetCommand(t, state, append([]string{"run"}, tt.args...)...)
+			out, stdout, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = out.Close() }()
+			cmd.Stdout = stdout
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			_ = stdout.Close()
+			if _, err := io.ReadFull(out, make([]byte, len("y\n"))); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "a full pipe", func() bool { n, err := unix.IoctlGetInt(int(out.Fd()), unix.TIOCINQ); return err == nil && n > 32<<10 })
+			for _, s := range tt.signals {
+				if err := cmd.Process.Signal(s); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(100 * time.Millisecond) // two at once would be one
+			}
+			ended := make(chan struct{})
+			go func() { defer close(ended); _ = cmd.Wait() }()
+			select {
+			case <-ended:
+			case <-time.After(30 * time.Second):
+				_ = cmd.Process.Kill()
+				t.Fatal("the run does not end")
+			}
+			if got := cmd.ProcessState.ExitCode(); got != tt.want {
+				t.Errorf("exit code %d, want %d", got, tt.want)
+			}
+			if left := traces(t, state); len(left) > 0 {
+				t.Errorf("left: %q, want nothing", left)
+			}
+		})
+	}
+	t.Run("T05 JSON", func(t *testing.T) {
+		state := t.TempDir()
+		cmd := bouvetCommand(t, state, "run", "--json", "--", "sh", "-c", "head -c 1M /dev/urandom")
+		out, stdout, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = out.Close() }()
+		cmd.Stdout = stdout
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		_ = stdout.Close()
+		eventually(t, "a full pipe", func() bool { n, err := unix.IoctlGetInt(int(out.Fd()), unix.TIOCINQ); return err == nil && n > 32<<10 })
+		if left := traces(t, state); len(left) > 0 {
+			t.Errorf("while nobody reads the outcome there is: %q, want nothing", left)
+		}
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGTERM {
+			t.Errorf("got %v, want an end by SIGTERM", cmd.ProcessState)
+		}
+	})
+}
+
 func TestTwoRunsAtOnce(t *testing.T) {
 	state := t.TempDir()
 	var wg sync.WaitGroup
@@ -339,7 +417,7 @@ func TestTerminal(t *testing.T) {
 		p.ends(t, 143)
 	})
 	t.Run("the sandbox dies", func(t *testing.T) {
-		p := startOnTerminal(t, "run", "--memory", "64M", "--", "sh", "-c", "head -c 500M /dev/zero >/tmp/x")
+		p := startOnTerminal(t, "run", "--memory", "64M", "--", "sh", "-c", "for d in /tmp ~ /dev/shm; do head -c 500M /dev/zero >$d/x; done")
 		p.ends(t, exitFailure)
 		p.shows(t, "out of memory")
 	})

@@ -33,12 +33,30 @@ type runSession struct {
 	driver   vm.Driver
 	image    image.Info
 	created  time.Time
+	outcome  *outcome // to be told at the end
 }
 
+// run tells the outcome last: nobody may be reading, and by then there is no sandbox
+// that would wait for that, and a signal ends the program.
 func (s *runSession) run(ctx context.Context) error {
+	err := s.runAndRemove(ctx)
+	switch {
+	case s.outcome == nil:
+	case s.json:
+		if err := s.outcome.write(s.stdout); err != nil {
+			return err
+		}
+	case s.outcome.message != nil:
+		s.report(s.outcome.message, false)
+	}
+	return err
+}
+
+func (s *runSession) runAndRemove(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.terminal = s.wantsTerminal()
+	defer s.terminal.dropInput() // last: the removal of the sandbox takes as long as an answer
 	resized := make(chan struct{}, 1)
 	signals := s.watchSignals(cancel, func(sig syscall.Signal) { s.terminalSignal(sig, resized) })
 	defer signals.close()
@@ -179,12 +197,8 @@ func (s *runSession) execute(ctx context.Context, cancel context.CancelCauseFunc
 	}
 	if s.json {
 		end.fill(s, stdout, stderr, started)
-		if err := writeJSON(s.stdout, end); err != nil {
-			return err
-		}
-	} else if end.message != nil {
-		s.report(end.message, false)
 	}
+	s.outcome = end
 	return exitWith(end.ExitCode)
 }
 

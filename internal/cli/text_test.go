@@ -2,10 +2,14 @@ package cli
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"strings"
+	"syscall"
 	"testing"
 	"unicode"
+	"unicode/utf8"
 )
 
 // T23, T51.
@@ -145,5 +149,43 @@ func TestNameOf(t *testing.T) {
 		if got := nameOf(in); got != want {
 			t.Errorf("nameOf(%q) = %q, want %q", in, got, want)
 		}
+	}
+}
+
+// T05, T23: the outcome of a run is what the encoder of this package would write, without
+// being in memory.
+func TestWriteOutcome(t *testing.T) {
+	for _, text := range []string{
+		"", "plain\n", "\"quoted\" \\ \b\f\n\r\t\x00\x1b\x7f", "\u202e\u2028\u0085é漢\U0001f600\U000e0001",
+		"a\xff\xfe\xffb\xf0\x9f", "\uFFFD\xff", "</script>&",
+	} {
+		o := &outcome{ExitCode: -1, stdout: []byte(text), stderr: []byte(text + text)}
+		o.Image, o.Error = "sha256:x", &jsonError{Kind: "k", Message: text}
+		var got bytes.Buffer
+		if err := o.write(&got); err != nil {
+			t.Fatal(err)
+		}
+		want := *o
+		want.Stdout, want.Stderr = strings.ToValidUTF8(text, "\uFFFD"), strings.ToValidUTF8(text+text, "\uFFFD")
+		if !utf8.ValidString(text) {
+			want.StdoutBase64 = base64.StdEncoding.EncodeToString([]byte(text))
+			want.StderrBase64 = base64.StdEncoding.EncodeToString([]byte(text + text))
+		}
+		var decoded outcome
+		if err := json.Unmarshal(got.Bytes(), &decoded); err != nil {
+			t.Fatalf("%q: %v in %s", text, err, got.String())
+		}
+		if decoded.Stdout != want.Stdout || decoded.Stderr != want.Stderr || decoded.StdoutBase64 != want.StdoutBase64 ||
+			decoded.StderrBase64 != want.StderrBase64 || decoded.ExitCode != -1 || decoded.Image != want.Image {
+			t.Errorf("%q: got %+v, want %+v", text, decoded, want)
+		}
+		for _, r := range got.String() {
+			if r != '\n' && !unicode.IsPrint(r) {
+				t.Errorf("%q: %U is in the output", text, r)
+			}
+		}
+	}
+	if err := (&outcome{}).write(brokenPipe{}); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("got %v, want %v", err, syscall.EPIPE)
 	}
 }
