@@ -13,10 +13,9 @@ import (
 // reports whether the peer is gone.
 //
 // A stream that can tell itself does so in a method AwaitHangup() bool. Of the
-// others only a unix socket can tell the two apart. Every other stream counts as gone at
-// once: our host never half-closes a mux stream, and the device models that serve
-// AF_VSOCK turn a half-close into a full one, of which the guest's kernel shows no
-// POLLHUP.
+// others only a unix socket can tell the two apart. Every other stream counts as
+// gone at once: the device models that serve AF_VSOCK turn a half-close into a full
+// one, of which the guest's kernel shows no POLLHUP.
 func AwaitHangup(conn net.Conn) bool {
 	if c, ok := conn.(interface{ AwaitHangup() bool }); ok {
 		return c.AwaitHangup()

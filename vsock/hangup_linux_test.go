@@ -60,7 +60,42 @@ func TestAwaitHangup(t *testing.T) {
 	})
 	t.Run("a stream that cannot tell counts as gone", func(t *testing.T) {
 		ours, _ := net.Pipe()
-		if !vsock.AwaitHangup(ours) || !vsock.AwaitHangup(dial(t, newMux(t, echo))) {
+		if !vsock.AwaitHangup(ours) {
+			t.Error("got false, want true")
+		}
+	})
+	t.Run("T15 a mux stream, behind what is unread", func(t *testing.T) {
+		gone := make(chan bool, 1)
+		m := newMux(t, func(c net.Conn, _ uint32) { gone <- vsock.AwaitHangup(c) })
+		c := dial(t, m)
+		if _, err := c.Write(make([]byte, 200<<10)); err != nil { // most of a window
+			t.Fatal(err)
+		}
+		_ = c.Close()
+		if !<-gone {
+			t.Error("got false, want true")
+		}
+	})
+	t.Run("a mux stream, whose peer stays", func(t *testing.T) {
+		c := dial(t, newMux(t, echo))
+		_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+		if vsock.AwaitHangup(c) {
+			t.Error("got true before the deadline, want false")
+		}
+		gone := make(chan bool, 1)
+		_ = c.SetReadDeadline(time.Time{})
+		go func() { gone <- vsock.AwaitHangup(c) }()
+		_ = c.Close()
+		if <-gone {
+			t.Error("got true for a stream that we closed, want false")
+		}
+	})
+	t.Run("a mux stream, whose session ends", func(t *testing.T) {
+		gone := make(chan bool, 1)
+		m := newMux(t, func(c net.Conn, _ uint32) { gone <- vsock.AwaitHangup(c) })
+		_ = dial(t, m)
+		_ = m.Close()
+		if !<-gone {
 			t.Error("got false, want true")
 		}
 	})

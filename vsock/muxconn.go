@@ -23,6 +23,8 @@ type muxConn struct {
 
 	readBy, writeBy  *deadline
 	reading, writing chan struct{} // held by the one who does
+
+	hangup <-chan struct{} // closed when the peer has closed the stream
 }
 
 func newMuxConn(stream *yamux.Stream, link *muxLink) *muxConn {
@@ -30,6 +32,7 @@ func newMuxConn(stream *yamux.Stream, link *muxLink) *muxConn {
 		stream: stream, link: link, closed: make(chan struct{}),
 		readBy: newDeadline(), writeBy: newDeadline(),
 		reading: make(chan struct{}, 1), writing: make(chan struct{}, 1),
+		hangup: link.guard.expectHangup(stream.StreamID()),
 	}
 }
 
@@ -106,6 +109,7 @@ func (c *muxConn) Close() error {
 	}
 	close(c.closed)
 	c.link.guard.mute(c.stream.StreamID())
+	c.link.guard.forgetHangup(c.stream.StreamID())
 	_ = c.stream.SetDeadline(time.Unix(1, 0))
 	_ = c.stream.Close()
 	c.drop()

@@ -57,6 +57,8 @@ type muxGuard struct {
 
 	mu    sync.Mutex
 	muted map[uint32]time.Time // since when; guarded by mu
+	// hangups are closed when the peer closes a stream; guarded by mu
+	hangups map[uint32]chan struct{}
 
 	sweepAt int // how many muted streams are too many; guarded by mu
 }
@@ -180,8 +182,12 @@ func (g *muxGuard) next() error {
 		g.id, g.flags, g.left = id, flags, int(n)
 		g.skip = g.isMuted(id)
 	}
+	if kind != muxTypePing && flags&muxFlagSYN != 0 {
+		g.expectHangup(id)
+	}
 	if kind != muxTypePing && flags&(muxFlagFIN|muxFlagRST) != 0 {
 		g.unmute(id)
+		g.hangUp(id)
 	}
 	_, err = g.r.Discard(muxHeaderLen)
 	return err
