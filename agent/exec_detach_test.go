@@ -100,9 +100,9 @@ func TestExecDetach(t *testing.T) {
 			if o := x.finish(); o.exit.Error != "timed out after 100ms" || !o.exit.TimedOut {
 				t.Errorf("got %+v, want a timeout", o.exit)
 			}
-			x = execute(t, socket, shRequest("stty size; cat", framing, started, tty, `"detach":true`))
+			x = execute(t, socket, shRequest("stty size; exec sh -c 'echo ready; exec cat'", framing, started, tty, `"detach":true`))
 			id := x.started().ID
-			x.awaitOutput("24 80")
+			x.awaitOutput("24 80\r\nready") // a shell that waits for a child may swallow a SIGINT
 			_ = x.Close()
 			y := attach(t, socket, id, framing)
 			y.input(`{"type":"signal","signal":2}`)
