@@ -79,11 +79,16 @@ func create(base, id string, rec Record) (_ *Dir, err error) {
 			}
 		}
 	}()
-	d.lock, err = os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	// The lock gets its name when it is held: a sweeper takes one that is not.
+	unnamed := filepath.Join(tmp, lockName+".tmp")
+	d.lock, err = os.OpenFile(unnamed, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	if err := flock(d.lock); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(unnamed, filepath.Join(tmp, lockName)); err != nil {
 		return nil, err
 	}
 	rec.Owner, err = self()
