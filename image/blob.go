@@ -116,7 +116,7 @@ func (s *Store) Verify(ctx context.Context, nameOrDigest string) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.Open(info.Path)
+	f, err := openFile(info.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return corrupt(info.Digest, "its file is missing")
 	}

@@ -58,7 +58,7 @@ func (s *Store) Acquire(ctx context.Context, nameOrDigest string) (*Handle, erro
 // hold opens the image's file and takes a shared lock on it. It returns nil if
 // the file is no longer the store's by then.
 func (s *Store) hold(ctx context.Context, info Info) (*os.File, error) {
-	f, err := os.Open(info.Path)
+	f, err := openFile(info.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		now, err := s.readRef(info.Name)
 		if err == nil && now.Digest == info.Digest {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Config is how programs in an image expect to be run. The zero value says
@@ -55,8 +57,26 @@ const maxRefBytes = 1 << 20
 
 func (s *Store) refPath(name string) string { return s.path("refs", name+".json") }
 
+// openFile opens a file of the store for reading, and nothing else that may have
+// its name: a FIFO would hold up whoever opens it.
+func openFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 func readJSON(path string, v any) error {
-	f, err := os.Open(path)
+	f, err := openFile(path)
 	if err != nil {
 		return err
 	}

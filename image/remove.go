@@ -76,7 +76,7 @@ func (s *Store) names(ctx context.Context, digest string) ([]string, error) {
 // lockBlob takes the lock that no user may hold. It returns nil if there is no
 // such file.
 func (s *Store) lockBlob(digest string) (*os.File, error) {
-	f, err := os.Open(s.blobPath(digest))
+	f, err := openFile(s.blobPath(digest))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -97,11 +99,15 @@ func (r *Record) write(dir string) error {
 // readRecord reads the record of dir, strictly: an unknown field may name a
 // resource this version would not clean up.
 func readRecord(dir string) (Record, error) {
-	f, err := os.Open(filepath.Join(dir, recordName))
+	// Without O_NONBLOCK a FIFO of that name would hold up every sweep.
+	f, err := os.OpenFile(filepath.Join(dir, recordName), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return Record{}, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return Record{}, errors.Join(fmt.Errorf("%w: it is not a regular file", ErrUnreadable), err)
+	}
 	data, err := io.ReadAll(io.LimitReader(f, maxRecord+1)) //nolint:forbidigo // limited; our own file
 	if err != nil {
 		return Record{}, fmt.Errorf("%w: %w", ErrUnreadable, err)

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/bouvet-run/bouvet/internal/testutil"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
@@ -293,6 +295,33 @@ func TestUnreadable(t *testing.T) {
 			}
 			if _, err := os.Stat(path); err != nil {
 				t.Error("deleted:", err)
+			}
+		})
+	}
+}
+
+// T34, T44: a record that is no file holds nobody up.
+func TestRecordIsNoFile(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"FIFO":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"link":      func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := base(t)
+			dir := filepath.Join(b, "machine-0001")
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(os.WriteFile(filepath.Join(dir, lockName), nil, 0o600), put(filepath.Join(dir, recordName))); err != nil {
+				t.Fatal(err)
+			}
+			found, err := Sweep(t.Context(), b, true)
+			if err != nil || len(found) != 1 || !errors.Is(found[0].Err, ErrUnreadable) {
+				t.Fatalf("got %+v, %v, want ErrUnreadable", found, err)
+			}
+			if err := found[0].Dir.Close(); err != nil {
+				t.Error(err)
 			}
 		})
 	}
