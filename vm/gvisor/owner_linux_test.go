@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -254,6 +256,78 @@ func TestSweepKeepsStrangers(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(d.base); len(entries) != 3 {
 		t.Errorf("got %d directories, want 3", len(entries))
+	}
+}
+
+// T34: a record is not believed when it names cgroups of others: a sweep would kill
+// what is in them.
+func TestSweepKillsNoStrangers(t *testing.T) {
+	ledgered(t)
+	d := testDriver(t)
+	if !d.Features().MemoryLimit {
+		t.Skip("this host lets us make no cgroups: run as root, or with a delegated cgroup")
+	}
+	const id = "forged-00001"
+	theirs := d.cgroups.dirs("bystander")[0]
+	if err := d.cgroups.mkdir(theirs); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.cgroups.removeCgroup(testContext(t), theirs); err != nil {
+			t.Error(err)
+		}
+	})
+	bystander := exec.CommandContext(t.Context(), "sleep", "1000")
+	if err := bystander.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bystander.Process.Kill(); _ = bystander.Wait() })
+	if err := writeControl(filepath.Join(theirs, "cgroup.procs"), strconv.Itoa(bystander.Process.Pid)); err != nil {
+		t.Fatal(err)
+	}
+	known, err := rundir.Identify(bystander.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outside := filepath.Join(t.TempDir(), id)
+	if err := os.Mkdir(outside, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{
+		"another's": theirs, "no cgroup": outside, "not clean": theirs + "/../" + id + "/../bystander", "relative": id,
+		"dots": theirs + "/x/../" + id,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(d.base, id)
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			record := fmt.Sprintf(`{"version":1,"id":%q,"driver":"gvisor","state":"running","detached":false,"owner":{"pid":1,"start":1,"boot":"x"},`+
+				`"resources":[{"kind":"cgroup","path":%q}]}`, id, path)
+			for file, data := range map[string]string{"lock": "", "machine.json": record} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(data), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			found, err := d.Sweep(testContext(t), true)
+			if err != nil || len(found) != 1 || found[0].Removed || !strings.Contains(found[0].Error, "no cgroup of this machine") {
+				t.Errorf("got %+v, %v, want it kept with an error", found, err)
+			}
+			if !known.Alive() {
+				t.Fatal("the bystander is dead")
+			}
+			if _, err := os.Stat(outside); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for path, want := range map[string]bool{"/sys/fs/cgroup/memory": false, "/sys/fs/cgroup": false, "/": false, d.cgroups.dirs(id)[0]: true} {
+		if got := machineCgroup(path, filepath.Base(path)); got != want {
+			t.Errorf("%s: got %v, want %v", path, got, want)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(d.base, id)); err != nil {
+		t.Error(err)
 	}
 }
 
