@@ -136,7 +136,9 @@ func (x *execSession) copyHub() {
 			kind = wire.FrameStderr
 		}
 		if c.send(kind, n) != nil {
-			x.end(errGone)
+			// The host has gone, but what it sent before is for the process, which stays:
+			// whoever reads the input ends the session when it is through.
+			x.sub.Close()
 			return
 		}
 		last = n
