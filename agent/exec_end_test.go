@@ -46,18 +46,28 @@ func TestExecDisconnectKills(t *testing.T) {
 		_ = x.Close()
 		awaitGone(t, mark)
 	})
-	t.Run("when the server closes", func(t *testing.T) {
-		s := agent.NewServer(agent.Options{})
-		mark := marker(t)
-		x := execute(t, serveOn(t, s), shRequest("echo ready; exec sleep "+mark))
-		x.awaitOutput("ready")
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if n := running(t, mark); n != 0 {
-			t.Errorf("%d processes are left after Close", n)
-		}
-	})
+	for name, before := range map[string]func(x *execution){
+		"":                        func(*execution) {},
+		" after a half-close":     func(x *execution) { x.shutDown() },
+		" and the host with it":   func(x *execution) { _ = x.Close() },
+		" behind unread stdin":    func(x *execution) { x.fill() },
+		" behind unread output":   func(x *execution) { x.stdin("more\n") },
+		" after a protocol error": func(x *execution) { x.input("nonsense") },
+	} {
+		t.Run("when the server closes"+name, func(t *testing.T) {
+			s := agent.NewServer(agent.Options{})
+			mark := marker(t)
+			x := execute(t, serveOn(t, s), shRequest("sleep "+mark+" & echo ready; read line; [ -z \"$line\" ] || yes; wait"))
+			x.awaitOutput("ready")
+			before(x)
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if n := running(t, mark); n != 0 {
+				t.Errorf("%d processes are left after Close", n)
+			}
+		})
+	}
 }
 
 // T13: a child in the background delays neither the exit frame nor dies of it.

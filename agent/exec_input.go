@@ -59,8 +59,9 @@ func (x *execSession) inputEnded() {
 	if x.sub == nil {
 		x.p.Feed().End()
 	}
-	if vsock.AwaitHangup(x.conn) {
-		x.end(errGone)
+	vsock.AwaitHangup(x.conn)
+	if !isDone(x.over) {
+		x.end(errGone) // or the server closes the connection
 	}
 }
 
@@ -158,14 +159,16 @@ func (x *execSession) watchHangup() (stop func()) {
 	if !canTellHangup(x.conn) {
 		return func() {}
 	}
-	watched := make(chan struct{})
+	stopped, watched := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(watched)
-		if vsock.AwaitHangup(x.conn) {
-			x.end(errGone)
+		vsock.AwaitHangup(x.conn)
+		if !isDone(stopped) {
+			x.end(errGone) // or the server closes the connection
 		}
 	}()
 	return func() {
+		close(stopped)
 		_ = x.conn.SetReadDeadline(longAgo)
 		<-watched
 		_ = x.conn.SetReadDeadline(time.Time{})

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -190,4 +191,17 @@ func (x *execution) stuck() bool {
 		x.t.Fatal(err)
 	}
 	return !writable
+}
+
+// fill sends stdin until the agent takes no more.
+func (x *execution) fill() {
+	x.t.Helper()
+	if err := x.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+		x.t.Fatal(err)
+	}
+	for {
+		if _, err := x.Write(stdinFrame(x, 1<<20)); err != nil {
+			return
+		}
+	}
 }

@@ -31,12 +31,13 @@ const (
 func (p *Process) Kill() {
 	p.killMu.Lock()
 	defer p.killMu.Unlock()
-	// What is stopped cannot fork, and cannot die and so cut the line to its
-	// children, before all of them have been found.
-	known, family := p.freeze()
-	if known == nil {
+	started, ok := p.stop()
+	if !ok {
 		return
 	}
+	known := map[int]uint64{p.pid: started}
+	family := p.freeze(known)
+	// Even if the process has ended meanwhile: what has been stopped must not stay so.
 	_ = p.kill(unix.SIGKILL, true)
 	ended := p.ended // most families are done when their first process is
 	for range maxKillRounds {
@@ -54,38 +55,34 @@ func (p *Process) Kill() {
 	}
 }
 
-// freeze stops the whole family and returns when each member known was started, by
-// its number, and the living. It returns nil if the process has ended.
-func (p *Process) freeze() (known map[int]uint64, family []relative) {
-	self, ok := p.stop()
-	if !ok {
-		return nil, nil
+// stop stops the process group and tells when the process was started. It reports
+// false if it has ended. Under m.mu it cannot be reaped, so that its number is its
+// own.
+func (p *Process) stop() (started uint64, ok bool) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	if p.reaped {
+		return 0, false
 	}
-	known = map[int]uint64{p.pid: self.started}
+	self, _ := readRelative(p.pid)
+	_ = unix.Kill(-p.pid, unix.SIGSTOP)
+	return self.started, true
+}
+
+// freeze stops the whole family and returns its living. What is stopped cannot
+// fork, and cannot die and so cut the line to its children, before all of them have
+// been found.
+func (p *Process) freeze(known map[int]uint64) (family []relative) {
 	for range maxKillRounds {
 		before := len(known)
-		family = p.extend(known)
-		if len(known) == before {
+		if family = p.extend(known); len(known) == before {
 			break
 		}
 		for _, r := range family {
 			_ = unix.Kill(r.pid, unix.SIGSTOP)
 		}
 	}
-	return known, family
-}
-
-// stop stops the process group. Under m.mu the process cannot be reaped, so that
-// its number is its own.
-func (p *Process) stop() (relative, bool) {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	if p.reaped {
-		return relative{}, false
-	}
-	self, ok := readRelative(p.pid)
-	_ = unix.Kill(-p.pid, unix.SIGSTOP)
-	return self, ok
+	return family
 }
 
 // extend adds to the known members of the family those that are not among them yet
