@@ -332,6 +332,7 @@ func TestIdleMuxStream(t *testing.T) {
 				req, _ := wire.DecodeRequest(line)
 				_, _ = fmt.Fprintln(conn, result(req, `{"pong":true}`))
 				if after == "" {
+					_ = conn.Close() // before it is said to be
 					return
 				}
 				_, _ = io.WriteString(conn, after)
