@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -33,14 +34,21 @@ var guestEnv = [][2]string{
 
 // initGuest does what the first process of a guest has to do. Where /proc is
 // there already, as under gVisor, somebody has prepared the file systems.
-func initGuest(log *slog.Logger) {
+func initGuest(log *slog.Logger) error {
+	_, err := os.Stat(initModules)
+	machine := err == nil
 	for _, kv := range guestEnv {
-		if os.Getenv(kv[0]) == "" {
+		// A kernel's HOME is the root directory.
+		if machine || os.Getenv(kv[0]) == "" {
 			_ = os.Setenv(kv[0], kv[1])
 		}
 	}
-	if _, err := os.Stat("/proc/self"); !errors.Is(err, fs.ErrNotExist) {
-		return
+	if machine {
+		if err := enterRoot(); err != nil {
+			return fmt.Errorf("cannot start guest: %w", err)
+		}
+	} else if _, err := os.Stat("/proc/self"); !errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
 	for _, m := range guestMounts {
 		if err := os.MkdirAll(m.target, 0o755); err != nil { //nolint:gosec // for everybody.
@@ -61,6 +69,12 @@ func initGuest(log *slog.Logger) {
 	if err := loopbackUp(); err != nil {
 		log.Warn("cannot bring loopback up", slog.Any("error", err))
 	}
+	if machine {
+		if err := setHostname(); err != nil {
+			log.Warn("cannot set host name", slog.Any("error", err))
+		}
+	}
+	return nil
 }
 
 func loopbackUp() error {

@@ -82,7 +82,7 @@ func (p *Program) setDefaults() {
 type options struct {
 	listen      string // "unix:PATH"
 	stdio       uint64 // port, 0 for none
-	mux         string // "fd:N" or a path
+	mux         string // "fd:N", "virtio:NAME" or a path
 	hostBound   bool
 	subreaper   bool
 	poweroff    bool
@@ -102,7 +102,7 @@ func (p *Program) parse() (*options, error) {
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&o.listen, "listen", "", "serve both ports on a unix socket, unix:`PATH`")
 	fs.Uint64Var(&o.stdio, "stdio", 0, "serve one connection to `PORT` on standard input and output")
-	fs.StringVar(&o.mux, "mux", "", "serve the streams of a mux on fd:N, a device or a unix `SOCKET`")
+	fs.StringVar(&o.mux, "mux", "", "serve the streams of a mux on fd:N, virtio:NAME (a port), a device or a unix `SOCKET`")
 	fs.BoolVar(&o.hostBound, "host-bound", false, "end when the mux channel ends")
 	fs.BoolVar(&o.subreaper, "subreaper", false, "adopt and reap orphans, as process 1 does")
 	fs.BoolVar(&o.poweroff, "poweroff", false, "as process 1, switch the machine off at the end")
@@ -201,9 +201,11 @@ func (p *Program) run(o *options, log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
 	if isInit {
-		initGuest(log)
 		if o.poweroff {
 			defer poweroff(log)
+		}
+		if err := initGuest(log); err != nil {
+			return err
 		}
 	} else if o.subreaper {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

@@ -121,6 +121,9 @@ func openChannel(ctx context.Context, name string) (vsock.Channel, error) {
 		}
 		return channelFromFD(int(fd), name)
 	}
+	if port, ok := strings.CutPrefix(name, "virtio:"); ok {
+		return openPort(ctx, port)
+	}
 	info, err := os.Stat(name)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open channel: %w", err)

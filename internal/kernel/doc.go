@@ -1,0 +1,62 @@
+// Package kernel gets guest kernels and keeps them: the distribution's cloud
+// kernel, fetched and verified by apt, with its image uncompressed and the modules
+// that a sandbox needs.
+//
+// A kernel is a directory named by the digest of its manifest, which in turn names
+// its parts by theirs. It is made whole, under another name, and never changed.
+package kernel
+
+import (
+	"errors"
+	"time"
+)
+
+// ErrNone means that the store holds no kernel.
+var ErrNone = errors.New("there is no guest kernel")
+
+// Modules are the modules that a guest on QEMU's microvm machine needs besides
+// what Debian's cloud kernel has built in; those that they need come with them.
+var Modules = []string{"virtio_mmio", "virtio_blk", "virtio_console", "erofs", "overlay"}
+
+// A Manifest describes a kernel.
+type Manifest struct {
+	// Format is the version of this layout.
+	Format int `json:"format"`
+	// Release is what uname -r says in the guest.
+	Release string `json:"release"`
+	// Package and Version are those of the distribution's package, and Source is
+	// the digest of its file.
+	Package string `json:"package,omitempty"`
+	Version string `json:"version,omitempty"`
+	Source  string `json:"source,omitempty"`
+	// Image is the uncompressed ELF image with a PVH entry.
+	Image Part `json:"image"`
+	// Modules are in the order in which they have to be loaded.
+	Modules []Part `json:"modules"`
+}
+
+// A Part is a file of a kernel.
+type Part struct {
+	// Name is the file's path in the kernel's directory.
+	Name string `json:"name"`
+	// Digest is "sha256:" and the file's checksum in hexadecimal.
+	Digest string `json:"digest"`
+	// Size is in bytes.
+	Size int64 `json:"size"`
+}
+
+// A Kernel is one in the store.
+type Kernel struct {
+	// Digest names it: "sha256:" and the checksum of its manifest.
+	Digest string `json:"digest"`
+	// Dir is the absolute path of its directory.
+	Dir string `json:"dir"`
+	// Added is when it came into the store.
+	Added time.Time `json:"added"`
+	// Size is that of all its parts, in bytes.
+	Size     int64    `json:"size"`
+	Manifest Manifest `json:"manifest"`
+}
+
+// Progress is told what a fetch does: a step, in words for people.
+type Progress func(step string)
