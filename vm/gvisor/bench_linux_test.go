@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vsock"
 )
@@ -108,7 +109,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 			for _, pid := range machinePIDs(b, m.(*machine)) {
 				pss += field(filepath.Join("/proc", strconv.Itoa(pid), "smaps_rollup"), "Pss:")
 			}
-			if dirs := d.cgroups.dirs(m.ID()); len(dirs) > 0 {
+			if dirs := d.cgroups.Dirs(m.ID()); len(dirs) > 0 {
 				data, _ := os.ReadFile(filepath.Join(dirs[0], "memory.usage_in_bytes"))
 				n, _ := strconv.ParseFloat(strings.TrimSpace(string(data)), 64)
 				limit += n / (1 << 20)
@@ -121,8 +122,8 @@ func BenchmarkIdleMemory(b *testing.B) {
 
 func machinePIDs(b *testing.B, m *machine) []int {
 	var pids []int
-	for _, dir := range m.driver.cgroups.dirs(m.id)[:1] {
-		p, err := cgroupPIDs(dir)
+	for _, dir := range m.driver.cgroups.Dirs(m.id)[:1] {
+		p, err := cgroup.PIDs(dir)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/internal/mountinfo"
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -46,7 +48,7 @@ func (d *Driver) dismantle(ctx context.Context, dir *rundir.Dir) ([]vm.Leftover,
 	}
 	for _, r := range rec.Resources {
 		if _, err := os.Lstat(r.Path); r.Kind == rundir.KindCgroup && !errors.Is(err, fs.ErrNotExist) {
-			note("cgroup", r.Path, d.cgroups.removeCgroup(ctx, r.Path))
+			note("cgroup", r.Path, d.cgroups.Remove(ctx, r.Path))
 		}
 	}
 	mounts, err := mountsUnder(dir.Path())
@@ -76,7 +78,7 @@ func (d *Driver) killAll(ctx context.Context, dir string, rec *rundir.Record) ([
 		if r.Kind != rundir.KindCgroup {
 			continue
 		}
-		pids, err := killCgroup(ctx, r.Path)
+		pids, err := cgroup.Kill(ctx, r.Path)
 		killed = append(killed, pids...)
 		if err != nil {
 			errs = append(errs, err)
@@ -85,7 +87,7 @@ func (d *Driver) killAll(ctx context.Context, dir string, rec *rundir.Record) ([
 	// A sentry that is known and gone has taken everything with it. Otherwise one
 	// may run that no cgroup holds.
 	if rec.Main.PID == 0 || rec.Main.Alive() || rec.State != rundir.StateRunning {
-		pids, err := killCarriers(ctx, rootFlag(dir))
+		pids, err := rundir.KillCarriers(ctx, rootFlag(dir))
 		killed = append(killed, pids...)
 		if err != nil {
 			errs = append(errs, err)
@@ -103,7 +105,7 @@ func mountsUnder(dir string) ([]string, error) {
 	}
 	var points []string
 	for line := range bytes.Lines(data) {
-		if point, _, _, ok := parseMount(string(line)); ok && strings.HasPrefix(point, dir+string(filepath.Separator)) {
+		if point, _, _, ok := mountinfo.Parse(string(line)); ok && strings.HasPrefix(point, dir+string(filepath.Separator)) {
 			points = append(points, point)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vsock"
@@ -19,6 +20,10 @@ const (
 	pidFile   = "pid"
 	// overheadMiB is what the sentry needs on top of the guest's memory.
 	overheadMiB = 48
+	// pidsMax bounds a sandbox's threads and stub processes on the host: about 20,
+	// plus two for every process of the guest. The sentry dies when it hits the
+	// limit, so it only protects the host from the worst.
+	pidsMax = 16384
 	// cleanupTimeout bounds the removal of a machine, which does not end with the
 	// caller's context.
 	cleanupTimeout = 30 * time.Second
@@ -30,7 +35,7 @@ type Driver struct {
 	agent    string
 	exe      string
 	rootless bool
-	cgroups  *cgroupTree
+	cgroups  *cgroup.Tree
 	log      *slog.Logger
 }
 
@@ -47,7 +52,7 @@ func New(o Options) (*Driver, error) {
 		agent:    o.AgentImage,
 		exe:      o.Exe,
 		rootless: os.Geteuid() != 0,
-		cgroups:  findCgroups("", o.CgroupParent),
+		cgroups:  cgroup.Find(o.CgroupParent),
 		log:      o.Log,
 	}
 	if d.exe == "" {
@@ -69,8 +74,8 @@ func (*Driver) Name() string { return Name }
 func (d *Driver) Features() vm.Features {
 	return vm.Features{
 		Isolation:   "gvisor",
-		MemoryLimit: d.cgroups.limits("memory"),
-		CPULimit:    d.cgroups.limits("cpu"),
+		MemoryLimit: d.cgroups.Limits("memory"),
+		CPULimit:    d.cgroups.Limits("cpu"),
 		Detached:    true,
 	}
 }
@@ -112,7 +117,7 @@ func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 // intent is the record of a machine that is about to be made.
 func (d *Driver) intent(c *vm.Config) rundir.Record {
 	r := rundir.Record{Driver: Name, State: rundir.StateCreating, Detached: c.Detached}
-	for _, path := range d.cgroups.dirs(c.ID) {
+	for _, path := range d.cgroups.Dirs(c.ID) {
 		r.Add(rundir.Resource{Kind: rundir.KindCgroup, Path: path})
 	}
 	return r
@@ -122,8 +127,8 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ *
 	if err := writeBundle(dir.Join(bundleDir), makeSpec(c, d.agent)); err != nil {
 		return nil, err
 	}
-	limits := cgroupLimits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
-	if err := d.cgroups.create(c.ID, limits); err != nil {
+	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
+	if err := d.cgroups.Create(c.ID, limits); err != nil {
 		return nil, err
 	}
 	e, g, err := makeEnds(c.ID)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -34,15 +35,15 @@ func TestCreateFails(t *testing.T) {
 			broken := *d
 			broken.cgroups = &tree
 			n, hit := 0, false
-			tree.write = func(path, value string) error {
+			tree.Write = func(path, value string) error {
 				n++
 				if n > failing {
 					hit = true
 					return fault
 				}
-				return d.cgroups.write(path, value)
+				return d.cgroups.Write(path, value)
 			}
-			if failing > 0 && failing == len(tree.settings("x", cgroupLimits{}))+len(tree.dirs("x")) {
+			if failing > 0 && failing == len(tree.Settings("x", cgroup.Limits{}))+len(tree.Dirs("x")) {
 				m, err := broken.Create(testContext(t), testConfig(t))
 				if err != nil || hit {
 					t.Fatalf("without a fault: got %v after %d writes", err, n)

@@ -8,13 +8,17 @@
 // way in or out is a socket pair whose guest end is PID 1's descriptor 3.
 package gvisor
 
-import "log/slog"
+import (
+	"log/slog"
+
+	"github.com/bouvet-run/bouvet/internal/cgroup"
+)
 
 // Name is the driver's name.
 const Name = "gvisor"
 
 // DefaultCgroupParent is the cgroup under which machines are put.
-const DefaultCgroupParent = "bouvet"
+const DefaultCgroupParent = cgroup.DefaultParent
 
 // Options configures a Driver.
 type Options struct {

@@ -155,7 +155,7 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *gues
 	err := cmd.Start()
 	g.close()
 	if err == nil {
-		err = d.cgroups.enter(id, cmd.Process.Pid)
+		err = d.cgroups.Enter(id, cmd.Process.Pid)
 		if err == nil {
 			_, err = e.life.Write([]byte{'\n'})
 		}

@@ -49,7 +49,7 @@ func cgroupsOf(t testing.TB, d *Driver, ids ...string) []string {
 	t.Helper()
 	var found []string
 	for _, id := range ids {
-		for _, dir := range d.cgroups.dirs(id) {
+		for _, dir := range d.cgroups.Dirs(id) {
 			if _, err := os.Lstat(dir); err == nil {
 				found = append(found, "cgroup "+dir)
 			}

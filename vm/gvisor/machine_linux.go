@@ -141,7 +141,7 @@ func (m *machine) watch() {
 // cause says what is known about an end that was not asked for.
 func (m *machine) cause() string {
 	cause := "its sentry ended"
-	if m.driver.cgroups.oomKilled(m.id) {
+	if m.driver.cgroups.OOMKilled(m.id) {
 		cause = "it ran out of memory"
 	}
 	if s := m.runscLog.messages(); s != "" {

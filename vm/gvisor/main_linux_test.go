@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bouvet-run/bouvet/image/imagetest"
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/guest"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	if scratch != "" {
 		_ = os.RemoveAll(scratch)
 	}
-	for _, dir := range findCgroups("", testParent).dirs("x") {
+	for _, dir := range cgroup.Find(testParent).Dirs("x") {
 		_ = os.Remove(filepath.Dir(dir))
 	}
 	os.Exit(code)

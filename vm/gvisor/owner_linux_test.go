@@ -21,6 +21,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/internal/testutil"
+	"github.com/bouvet-run/bouvet/internal/wait"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -117,14 +118,14 @@ func eventually(t *testing.T, limit time.Duration, what string, cond func() bool
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if err := poll(ctx, func() (bool, error) { return cond(), nil }); err != nil {
+	if err := wait.Until(ctx, func() (bool, error) { return cond(), nil }); err != nil {
 		t.Fatalf("after %v: not %s", limit, what)
 	}
 }
 
 func sentries(t *testing.T, d *Driver, id string) []int {
 	t.Helper()
-	pids, err := carriers(rootFlag(filepath.Join(d.base, id)))
+	pids, err := rundir.Carriers(rootFlag(filepath.Join(d.base, id)))
 	if err != nil {
 		t.Fatal(err)
 	}

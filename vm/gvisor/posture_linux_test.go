@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 )
 
 // T53: what a sentry may do on the host: nothing.
@@ -54,21 +56,21 @@ func TestPosture(t *testing.T) {
 		t.Errorf("root directory: got %v, %v", root, err)
 	}
 	if d.Features().MemoryLimit {
-		for _, dir := range d.cgroups.dirs(c.ID) {
-			if pids, err := cgroupPIDs(dir); err != nil || !slices.Contains(pids, pid) {
+		for _, dir := range d.cgroups.Dirs(c.ID) {
+			if pids, err := cgroup.PIDs(dir); err != nil || !slices.Contains(pids, pid) {
 				t.Errorf("cgroup %s: got %v, %v, want %d in it", dir, pids, err, pid)
 			}
 		}
 	}
 
-	limits := cgroupLimits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
-	for _, s := range d.cgroups.settings(c.ID, limits) {
-		got, err := os.ReadFile(s.path)
-		if s.optional && os.IsNotExist(err) {
+	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
+	for _, s := range d.cgroups.Settings(c.ID, limits) {
+		got, err := os.ReadFile(s.Path)
+		if s.Optional && os.IsNotExist(err) {
 			continue
 		}
-		if strings.TrimSpace(string(got)) != s.value {
-			t.Errorf("%s: got %q, %v, want %s", s.path, got, err, s.value)
+		if strings.TrimSpace(string(got)) != s.Value {
+			t.Errorf("%s: got %q, %v, want %s", s.Path, got, err, s.Value)
 		}
 	}
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bouvet-run/bouvet/image/imagetest"
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/guest"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
@@ -51,7 +52,7 @@ func TestConformance(t *testing.T) {
 func cpuTime(t testing.TB, m vm.Machine) time.Duration {
 	t.Helper()
 	d := m.(*machine).driver
-	for _, dir := range d.cgroups.dirs(m.ID()) {
+	for _, dir := range d.cgroups.Dirs(m.ID()) {
 		if data, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage")); err == nil { // v1, in ns
 			return number(t, string(data))
 		}
@@ -82,8 +83,8 @@ func number(t testing.TB, s string) time.Duration {
 func stubTime(t testing.TB, d *Driver, id string) time.Duration {
 	t.Helper()
 	const tick = time.Second / 100
-	dirs := d.cgroups.dirs(id)
-	pids, err := cgroupPIDs(dirs[len(dirs)-1])
+	dirs := d.cgroups.Dirs(id)
+	pids, err := cgroup.PIDs(dirs[len(dirs)-1])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func (d *Driver) inventory(dir string, rec *rundir.Record) []vm.Leftover {
 	note := func(kind, what string) {
 		found = append(found, vm.Leftover{Kind: kind, Machine: rec.ID, What: what})
 	}
-	pids, _ := carriers(rootFlag(dir))
+	pids, _ := rundir.Carriers(rootFlag(dir))
 	for _, pid := range pids {
 		note("process", strconv.Itoa(pid))
 	}

@@ -1,4 +1,4 @@
-package gvisor
+package cgroup
 
 import (
 	"os"
@@ -84,15 +84,15 @@ func TestFindCgroups(t *testing.T) {
 			// Root passes every check for writing, so what must not be writable does
 			// not exist.
 			root := fakeHost(t, tt.files)
-			tree := findCgroups(root, "")
+			tree := find(root, "")
 			var want []string
 			for _, dir := range tt.dirs {
 				want = append(want, root+dir)
 			}
-			if got := tree.dirs("id"); tree.v2 != tt.v2 || !slices.Equal(got, want) {
+			if got := tree.Dirs("id"); tree.v2 != tt.v2 || !slices.Equal(got, want) {
 				t.Errorf("got v2 %v, %q, want %v, %q", tree.v2, got, tt.v2, want)
 			}
-			if got, want := tree.limits("memory"), len(tt.dirs) > 0; got != want {
+			if got, want := tree.Limits("memory"), len(tt.dirs) > 0; got != want {
 				t.Errorf("limits memory: got %v, want %v", got, want)
 			}
 		})
@@ -102,15 +102,15 @@ func TestFindCgroups(t *testing.T) {
 func TestCgroupSettings(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		tree cgroupTree
+		tree Tree
 		want []string
 	}{
-		{"v1", cgroupTree{bases: map[string]string{"memory": "memory", "cpu": "cpu", "pids": "pids"}}, []string{
+		{"v1", Tree{bases: map[string]string{"memory": "memory", "cpu": "cpu", "pids": "pids"}}, []string{
 			"memory/p/id/memory.limit_in_bytes=67108864", "memory/p/id/memory.memsw.limit_in_bytes=67108864",
 			"cpu/p/id/cpu.cfs_period_us=100000", "cpu/p/id/cpu.cfs_quota_us=300000", "pids/p/id/pids.max=99",
 			"memory/p/id/cgroup.procs=7", "cpu/p/id/cgroup.procs=7", "pids/p/id/cgroup.procs=7",
 		}},
-		{"v2", cgroupTree{v2: true, bases: map[string]string{"": "."}}, []string{
+		{"v2", Tree{v2: true, bases: map[string]string{"": "."}}, []string{
 			"cgroup.subtree_control=+memory +cpu +pids", "p/cgroup.subtree_control=+memory +cpu +pids",
 			"p/id/memory.max=67108864", "p/id/memory.swap.max=0", "p/id/memory.oom.group=1", "p/id/cpu.max=300000 100000", "p/id/pids.max=99",
 			"p/id/cgroup.procs=7",
@@ -129,22 +129,22 @@ func TestCgroupSettings(t *testing.T) {
 			}
 			tree.bases = bases
 			var got []string
-			tree.write = func(path, value string) error {
+			tree.Write = func(path, value string) error {
 				rel, err := filepath.Rel(root, path)
 				got = append(got, rel+"="+value)
 				return err
 			}
-			if err := tree.create("id", cgroupLimits{MemoryBytes: 64 << 20, CPUs: 3, PIDs: 99}); err != nil {
+			if err := tree.Create("id", Limits{MemoryBytes: 64 << 20, CPUs: 3, PIDs: 99}); err != nil {
 				t.Fatal(err)
 			}
-			if err := tree.enter("id", 7); err != nil {
+			if err := tree.Enter("id", 7); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got\n%q, want\n%q", got, tt.want)
 			}
-			for _, dir := range tree.dirs("id") {
-				if err := tree.removeCgroup(t.Context(), dir); err != nil {
+			for _, dir := range tree.Dirs("id") {
+				if err := tree.Remove(t.Context(), dir); err != nil {
 					t.Error(err)
 				}
 				if _, err := os.Stat(filepath.Dir(dir)); err == nil {
@@ -166,14 +166,14 @@ func TestCgroupWriteFails(t *testing.T) {
 		{"memory.memsw.limit_in_bytes", os.ErrNotExist, true},
 		{"memory.memsw.limit_in_bytes", os.ErrInvalid, false},
 	} {
-		tree := cgroupTree{parent: "p", bases: map[string]string{"memory": t.TempDir()}}
-		tree.write = func(path, _ string) error {
+		tree := Tree{parent: "p", bases: map[string]string{"memory": t.TempDir()}}
+		tree.Write = func(path, _ string) error {
 			if filepath.Base(path) == tt.file {
 				return tt.err
 			}
 			return nil
 		}
-		if err := tree.create("id", cgroupLimits{}); (err == nil) != tt.ok {
+		if err := tree.Create("id", Limits{}); (err == nil) != tt.ok {
 			t.Errorf("%s, %v: got %v", tt.file, tt.err, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package gvisor
+package cgroup
 
 import (
 	"context"
@@ -9,19 +9,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bouvet-run/bouvet/internal/wait"
 )
 
-const (
-	// cpuPeriod is the period of the CPU quota in microseconds.
-	cpuPeriod = 100_000
-	// pidsMax bounds a sandbox's threads and stub processes on the host: about 20,
-	// plus two for every process of the guest. The sentry dies when it hits the
-	// limit, so it only protects the host from the worst.
-	pidsMax = 16384
-)
+// cpuPeriod is the period of the CPU quota in microseconds.
+const cpuPeriod = 100_000
 
 func writeControl(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -32,17 +27,17 @@ func writeControl(path, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// cgroupLimits is what is enforced on a machine.
-type cgroupLimits struct {
+// Limits is what is enforced on a machine.
+type Limits struct {
 	MemoryBytes int64
 	CPUs        int
 	PIDs        int
 }
 
-// A cgroupTree is the place where machines' cgroups are made: one directory per v1
+// A Tree is the place where machines' cgroups are made: one directory per v1
 // hierarchy, or a single one in the v2 hierarchy. None means that this host lets us
 // set no limits.
-type cgroupTree struct {
+type Tree struct {
 	v2 bool
 	// bases are the hierarchies' directories under which parent is made, by
 	// controller for v1, "" for v2.
@@ -50,18 +45,20 @@ type cgroupTree struct {
 	parent string
 	// keepParent says that parent is somebody else's, not to be removed by us.
 	keepParent bool
-	write      func(path, value string) error
+	// Write writes a control file; a test may put another one here.
+	Write func(path, value string) error
 }
 
-func (t *cgroupTree) limits(controller string) bool {
+// Limits reports whether a controller ("memory", "cpu", "pids") is enforced here.
+func (t *Tree) Limits(controller string) bool {
 	if t.v2 {
 		return len(t.bases) > 0
 	}
 	return t.bases[controller] != ""
 }
 
-// dirs are the cgroup directories of machine id, memory first.
-func (t *cgroupTree) dirs(id string) []string {
+// Dirs are the cgroup directories of machine id, memory first.
+func (t *Tree) Dirs(id string) []string {
 	var dirs []string
 	for _, controller := range []string{"", "memory", "cpu", "pids"} {
 		if base := t.bases[controller]; base != "" {
@@ -74,16 +71,16 @@ func (t *cgroupTree) dirs(id string) []string {
 	return dirs
 }
 
-// create makes the cgroups of machine id and sets the limits.
-func (t *cgroupTree) create(id string, l cgroupLimits) error {
-	for _, dir := range t.dirs(id) {
+// Create makes the cgroups of machine id and sets the limits.
+func (t *Tree) Create(id string, l Limits) error {
+	for _, dir := range t.Dirs(id) {
 		if err := t.mkdir(dir); err != nil {
 			return fmt.Errorf("cannot make cgroup: %w", err)
 		}
 	}
-	for _, s := range t.settings(id, l) {
-		err := t.write(s.path, s.value)
-		if s.optional && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
+	for _, s := range t.Settings(id, l) {
+		err := t.Write(s.Path, s.Value)
+		if s.Optional && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
 			continue // no swap accounting in this kernel
 		}
 		if err != nil {
@@ -95,7 +92,7 @@ func (t *cgroupTree) create(id string, l cgroupLimits) error {
 
 // mkdir makes a machine's cgroup, and the parent, which another process may be
 // removing at this moment because it was empty.
-func (t *cgroupTree) mkdir(dir string) error {
+func (t *Tree) mkdir(dir string) error {
 	var err error
 	for range 16 {
 		if err = os.MkdirAll(filepath.Dir(dir), 0o750); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -115,7 +112,7 @@ func (t *cgroupTree) mkdir(dir string) error {
 
 // delegate enables the controllers for the children of every cgroup from the base
 // down to parent (v2 only).
-func (t *cgroupTree) delegate(parent string) error {
+func (t *Tree) delegate(parent string) error {
 	const want = "+memory +cpu +pids"
 	base := t.bases[""]
 	rel, err := filepath.Rel(base, parent)
@@ -129,7 +126,7 @@ func (t *cgroupTree) delegate(parent string) error {
 		if have, err := os.ReadFile(control); err == nil && hasControllers(string(have)) {
 			continue
 		}
-		if err := t.write(control, want); err != nil {
+		if err := t.Write(control, want); err != nil {
 			return fmt.Errorf("cannot delegate controllers: %w", err)
 		}
 	}
@@ -146,57 +143,59 @@ func hasControllers(list string) bool {
 	return true
 }
 
-type cgroupSetting struct {
-	path, value string
-	optional    bool
+// A Setting is a control file and what is written to it. An optional one may be missing.
+type Setting struct {
+	Path, Value string
+	Optional    bool
 }
 
-func (t *cgroupTree) settings(id string, l cgroupLimits) []cgroupSetting {
+// Settings are what Create writes.
+func (t *Tree) Settings(id string, l Limits) []Setting {
 	mem, quota := strconv.FormatInt(l.MemoryBytes, 10), strconv.Itoa(l.CPUs*cpuPeriod)
 	if t.v2 {
 		dir := filepath.Join(t.bases[""], t.parent, id)
-		return []cgroupSetting{
-			{path: filepath.Join(dir, "memory.max"), value: mem},
-			{path: filepath.Join(dir, "memory.swap.max"), value: "0", optional: true},
-			{path: filepath.Join(dir, "memory.oom.group"), value: "1", optional: true},
-			{path: filepath.Join(dir, "cpu.max"), value: quota + " " + strconv.Itoa(cpuPeriod)},
-			{path: filepath.Join(dir, "pids.max"), value: strconv.Itoa(l.PIDs)},
+		return []Setting{
+			{Path: filepath.Join(dir, "memory.max"), Value: mem},
+			{Path: filepath.Join(dir, "memory.swap.max"), Value: "0", Optional: true},
+			{Path: filepath.Join(dir, "memory.oom.group"), Value: "1", Optional: true},
+			{Path: filepath.Join(dir, "cpu.max"), Value: quota + " " + strconv.Itoa(cpuPeriod)},
+			{Path: filepath.Join(dir, "pids.max"), Value: strconv.Itoa(l.PIDs)},
 		}
 	}
-	var s []cgroupSetting
+	var s []Setting
 	if base := t.bases["memory"]; base != "" {
 		dir := filepath.Join(base, t.parent, id)
 		s = append(s,
-			cgroupSetting{path: filepath.Join(dir, "memory.limit_in_bytes"), value: mem},
+			Setting{Path: filepath.Join(dir, "memory.limit_in_bytes"), Value: mem},
 			// Memory and swap together: no swap beyond the memory.
-			cgroupSetting{path: filepath.Join(dir, "memory.memsw.limit_in_bytes"), value: mem, optional: true})
+			Setting{Path: filepath.Join(dir, "memory.memsw.limit_in_bytes"), Value: mem, Optional: true})
 	}
 	if base := t.bases["cpu"]; base != "" {
 		dir := filepath.Join(base, t.parent, id)
 		s = append(s,
-			cgroupSetting{path: filepath.Join(dir, "cpu.cfs_period_us"), value: strconv.Itoa(cpuPeriod)},
-			cgroupSetting{path: filepath.Join(dir, "cpu.cfs_quota_us"), value: quota})
+			Setting{Path: filepath.Join(dir, "cpu.cfs_period_us"), Value: strconv.Itoa(cpuPeriod)},
+			Setting{Path: filepath.Join(dir, "cpu.cfs_quota_us"), Value: quota})
 	}
 	if base := t.bases["pids"]; base != "" {
-		s = append(s, cgroupSetting{path: filepath.Join(base, t.parent, id, "pids.max"), value: strconv.Itoa(l.PIDs)})
+		s = append(s, Setting{Path: filepath.Join(base, t.parent, id, "pids.max"), Value: strconv.Itoa(l.PIDs)})
 	}
 	return s
 }
 
-// enter moves process pid into the cgroups of machine id.
-func (t *cgroupTree) enter(id string, pid int) error {
-	for _, dir := range t.dirs(id) {
-		if err := t.write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
+// Enter moves process pid into the cgroups of machine id.
+func (t *Tree) Enter(id string, pid int) error {
+	for _, dir := range t.Dirs(id) {
+		if err := t.Write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
 			return fmt.Errorf("cannot enter cgroup: %w", err)
 		}
 	}
 	return nil
 }
 
-// oomKilled reports whether the kernel killed something of machine id for memory.
-func (t *cgroupTree) oomKilled(id string) bool {
-	dirs := t.dirs(id)
-	if len(dirs) == 0 || !t.limits("memory") {
+// OOMKilled reports whether the kernel killed something of machine id for memory.
+func (t *Tree) OOMKilled(id string) bool {
+	dirs := t.Dirs(id)
+	if len(dirs) == 0 || !t.Limits("memory") {
 		return false
 	}
 	name := "memory.oom_control"
@@ -216,8 +215,8 @@ func (t *cgroupTree) oomKilled(id string) bool {
 	return false
 }
 
-// cgroupPIDs are the processes in a cgroup; none if it does not exist.
-func cgroupPIDs(dir string) ([]int, error) {
+// PIDs are the processes in a cgroup; none if it does not exist.
+func PIDs(dir string) ([]int, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil, nil
@@ -238,13 +237,13 @@ func cgroupPIDs(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// killCgroup kills everything in a cgroup until nothing is left, and returns what
+// Kill kills everything in a cgroup until nothing is left, and returns what
 // it found.
-func killCgroup(ctx context.Context, dir string) (killed []int, err error) {
+func Kill(ctx context.Context, dir string) (killed []int, err error) {
 	_ = writeControl(filepath.Join(dir, "cgroup.kill"), "1") // v2, Linux 5.14
 	seen := map[int]bool{}
-	err = poll(ctx, func() (bool, error) {
-		pids, err := cgroupPIDs(dir)
+	err = wait.Until(ctx, func() (bool, error) {
+		pids, err := PIDs(dir)
 		if err != nil {
 			return false, err
 		}
@@ -265,10 +264,10 @@ func killCgroup(ctx context.Context, dir string) (killed []int, err error) {
 	return killed, nil
 }
 
-// removeCgroup removes an empty cgroup, waiting while the kernel still counts
+// Remove removes an empty cgroup, waiting while the kernel still counts
 // processes that are on their way out, and its parent if that is ours and empty.
-func (t *cgroupTree) removeCgroup(ctx context.Context, dir string) error {
-	err := poll(ctx, func() (bool, error) {
+func (t *Tree) Remove(ctx context.Context, dir string) error {
+	err := wait.Until(ctx, func() (bool, error) {
 		err := unix.Rmdir(dir)
 		if errors.Is(err, unix.EBUSY) {
 			return false, nil
@@ -282,21 +281,4 @@ func (t *cgroupTree) removeCgroup(ctx context.Context, dir string) error {
 		_ = unix.Rmdir(filepath.Dir(dir)) // another machine's is in it, perhaps
 	}
 	return nil
-}
-
-// poll calls f until it says true or fails, at growing intervals from 0.5 to 50 ms.
-func poll(ctx context.Context, f func() (bool, error)) error {
-	wait := 500 * time.Microsecond
-	for {
-		done, err := f()
-		if done || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
-		}
-		wait = min(2*wait, 50*time.Millisecond)
-	}
 }

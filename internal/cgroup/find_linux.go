@@ -1,4 +1,4 @@
-package gvisor
+package cgroup
 
 import (
 	"bufio"
@@ -8,15 +8,22 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bouvet-run/bouvet/internal/mountinfo"
 )
 
-// findCgroups looks for the place where this process may make cgroups that limit
-// memory, CPU and processes. root is prepended to /proc and to the mount points
+// Find looks for the place where this process may make cgroups that limit memory,
+// CPU and processes. parent is the cgroup that holds those of the machines: relative
+// to the root of the hierarchy, or for an unprivileged user on cgroup v2 to the
+// topmost cgroup delegated to it; empty means DefaultParent.
+func Find(parent string) *Tree { return find("", parent) }
+
+// find is Find. root is prepended to /proc and to the mount points
 // found there; it is empty but in tests.
-func findCgroups(root, parent string) *cgroupTree {
-	t := &cgroupTree{parent: parent, bases: map[string]string{}, write: writeControl}
+func find(root, parent string) *Tree {
+	t := &Tree{parent: parent, bases: map[string]string{}, Write: writeControl}
 	if parent == "" {
-		t.parent = DefaultCgroupParent
+		t.parent = DefaultParent
 	} else {
 		t.keepParent = true
 	}
@@ -27,7 +34,7 @@ func findCgroups(root, parent string) *cgroupTree {
 	own, _ := os.ReadFile(filepath.Join(root, "/proc/self/cgroup"))
 	var unified string
 	for line := range bytes.Lines(mounts) {
-		point, kind, options, ok := parseMount(string(line))
+		point, kind, options, ok := mountinfo.Parse(string(line))
 		point = filepath.Join(root, point)
 		switch {
 		case !ok:
@@ -86,21 +93,6 @@ func ownCgroup(data []byte) string {
 		}
 	}
 	return ""
-}
-
-// parseMount reads a line of mountinfo (proc(5)).
-func parseMount(line string) (point, kind, options string, ok bool) {
-	before, after, ok := strings.Cut(strings.TrimSpace(line), " - ")
-	left, right := strings.Fields(before), strings.Fields(after)
-	if !ok || len(left) < 6 || len(right) < 3 {
-		return "", "", "", false
-	}
-	return unescapeMount(left[4]), right[0], right[2], true
-}
-
-// unescapeMount undoes the octal escapes of mountinfo.
-func unescapeMount(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 func hasOption(options, want string) bool {
