@@ -66,6 +66,10 @@ func Machines(base string) (string, error) { return sub(base, "machines") }
 // base, and makes it if need be. An empty base means Default.
 func Agent(base string) (string, error) { return sub(base, "agent") }
 
+// Kernels returns the directory of the store of guest kernels below base, and makes
+// it if need be. An empty base means Default.
+func Kernels(base string) (string, error) { return sub(base, "kernels") }
+
 func sub(base, name string) (string, error) {
 	if base == "" {
 		var err error

@@ -1,0 +1,232 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/rundir"
+	"github.com/bouvet-run/bouvet/vm"
+	"github.com/bouvet-run/bouvet/vsock"
+)
+
+const (
+	// overheadMiB is what QEMU needs on top of the guest's memory: 64 of it for
+	// translated code.
+	overheadMiB = 160
+	// pidsMax bounds QEMU's threads.
+	pidsMax = 512
+	// startTimeout bounds the time from QEMU's start to its first answer.
+	startTimeout = 20 * time.Second
+	// cleanupTimeout bounds the removal of a machine, which does not end with the
+	// caller's context.
+	cleanupTimeout = 30 * time.Second
+)
+
+// A Driver runs machines under QEMU. It implements vm.Driver.
+type Driver struct {
+	base      string // directory of the machines' directories
+	program   string
+	kernel    kernel.Kernel
+	initramfs string
+	cgroups   *cgroup.Tree
+	log       *slog.Logger
+}
+
+var _ vm.Driver = (*Driver)(nil)
+
+// New makes a driver. It looks at the host but starts nothing: whether a machine
+// really boots is found out by booting one.
+func New(o Options) (*Driver, error) {
+	if !filepath.IsAbs(o.StateDir) {
+		return nil, fmt.Errorf("cannot use QEMU: state directory %q must be an absolute path", o.StateDir)
+	}
+	if o.Program == "" {
+		o.Program = Program
+	}
+	program, err := exec.LookPath(o.Program)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use QEMU: %w: %w; install it with apt-get install %s", vm.ErrUnsupported, err, Package)
+	}
+	d := &Driver{
+		base:    filepath.Join(o.StateDir, "machines"),
+		program: program,
+		kernel:  o.Kernel,
+		cgroups: cgroup.Find(o.CgroupParent),
+		log:     o.Log,
+	}
+	if d.initramfs, err = makeInitramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel); err != nil {
+		return nil, fmt.Errorf("cannot make initramfs: %w", err)
+	}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	return d, nil
+}
+
+// Name implements vm.Driver.
+func (*Driver) Name() string { return Name }
+
+// Features implements vm.Driver.
+func (d *Driver) Features() vm.Features {
+	return vm.Features{
+		Isolation:   "microvm",
+		MemoryLimit: true, // a machine has no more than it was given
+		CPULimit:    d.cgroups.Limits("cpu"),
+		Detached:    true,
+	}
+}
+
+// Create implements vm.Driver.
+func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if c.MemoryMiB < MinMemoryMiB {
+		return nil, fmt.Errorf("%w: memory of %d MiB: a guest's own kernel needs at least %d", vm.ErrInvalidConfig, c.MemoryMiB, MinMemoryMiB)
+	}
+	files, err := d.openFiles(&c)
+	if err != nil {
+		return nil, err
+	}
+	defer files.close()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	dir, err := rundir.Create(d.base, c.ID, d.intent(&c))
+	if errors.Is(err, rundir.ErrExists) {
+		return nil, fmt.Errorf("cannot create machine %s: %w", c.ID, vm.ErrExists)
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.create(ctx, &c, files, dir)
+	if err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		_, cleanErr := d.dismantle(clean, dir)
+		return nil, errors.Join(fmt.Errorf("cannot create machine %s: %w", c.ID, err), cleanErr)
+	}
+	return m, nil
+}
+
+// intent is the record of a machine that is about to be made.
+func (d *Driver) intent(c *vm.Config) rundir.Record {
+	r := rundir.Record{Driver: Name, State: rundir.StateCreating, Detached: c.Detached}
+	for _, path := range d.cgroups.Dirs(c.ID) {
+		r.Add(rundir.Resource{Kind: rundir.KindCgroup, Path: path})
+	}
+	return r
+}
+
+// files are what QEMU reads, opened by us.
+type files struct{ kernel, initramfs, image *os.File }
+
+func (f *files) close() { closeFiles(f.kernel, f.initramfs, f.image) }
+
+func (d *Driver) openFiles(c *vm.Config) (_ *files, err error) {
+	f := &files{}
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	if f.image, err = os.Open(c.Image); err != nil {
+		return nil, fmt.Errorf("cannot use image: %w", err)
+	}
+	info, err := f.image.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("cannot use image: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: image %s is not a regular file", vm.ErrInvalidConfig, c.Image)
+	}
+	if f.kernel, err = os.Open(d.kernel.ImagePath()); err != nil {
+		return nil, fmt.Errorf("cannot use guest kernel: %w; get one with bouvet kernel fetch", err)
+	}
+	if f.initramfs, err = os.Open(d.initramfs); err != nil {
+		return nil, fmt.Errorf("cannot use initramfs: %w", err)
+	}
+	return f, nil
+}
+
+func (d *Driver) create(ctx context.Context, c *vm.Config, f *files, dir *rundir.Dir) (_ *machine, err error) {
+	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
+	if err := d.cgroups.Create(c.ID, limits); err != nil {
+		return nil, err
+	}
+	h, g, err := makeEnds()
+	if err != nil {
+		return nil, err
+	}
+	m := &machine{
+		driver: d, id: c.ID, detached: c.Detached, dir: dir, log: c.Log, done: make(chan struct{}),
+		console: newTail(consoleTail), said: newTail(stderrTail),
+	}
+	if m.log == nil {
+		m.log = slog.New(slog.DiscardHandler)
+	}
+	p, err := d.start(ctx, c, f, g, dir.Path(), m.said)
+	g.close()
+	if err != nil {
+		h.close()
+		return nil, err
+	}
+	// From here on all ends with the machine. The session's first words wait in the
+	// channel when the agent comes up.
+	m.process, m.mux, m.qmp = p, vsock.NewMux(h.channel), newQMP(h.qmp)
+	m.follow(h.console)
+	go m.watch()
+	defer func() {
+		if err != nil {
+			m.abandon()
+		}
+	}()
+	if err := d.release(ctx, m, h); err != nil {
+		return nil, err
+	}
+	main, err := rundir.Identify(p.cmd.Process.Pid)
+	if err != nil {
+		return nil, fmt.Errorf("QEMU ended: %w: %s", err, m.cause())
+	}
+	if err := dir.Update(func(r *rundir.Record) { r.State, r.Main = rundir.StateRunning, main }); err != nil {
+		return nil, err
+	}
+	return m, ctx.Err()
+}
+
+// release puts QEMU, which waits at its gate, under its limits, opens the gate and
+// waits until it answers.
+func (d *Driver) release(ctx context.Context, m *machine, h *hostEnds) error {
+	err := d.cgroups.Enter(m.id, m.process.cmd.Process.Pid)
+	if closeErr := h.gate.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	start, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	err = m.qmp.negotiate(start)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	settled := time.NewTimer(settleTime)
+	defer settled.Stop()
+	select {
+	case <-m.done:
+		return fmt.Errorf("QEMU did not start: %s", m.cause())
+	case <-settled.C:
+		return fmt.Errorf("QEMU does not answer: %w", err)
+	}
+}

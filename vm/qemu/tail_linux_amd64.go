@@ -1,0 +1,53 @@
+package qemu
+
+import (
+	"strings"
+	"sync"
+	"unicode"
+)
+
+const (
+	// consoleTail and stderrTail are how much of the guest's console and of QEMU's
+	// messages is kept, in bytes.
+	consoleTail = 64 << 10
+	stderrTail  = 8 << 10
+	// causeMax bounds what of them an error tells.
+	causeMax = 1500
+)
+
+// A tail keeps the end of what is written to it.
+type tail struct {
+	limit int
+	mu    sync.Mutex
+	buf   []byte
+}
+
+func newTail(limit int) *tail { return &tail{limit: limit} }
+
+// Write implements io.Writer and never fails.
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(p)
+	p = p[max(0, n-t.limit):]
+	t.buf = append(t.buf, p...)
+	if over := len(t.buf) - t.limit; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return n, nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}
+
+// oneLine makes the end of a text fit for an error: the guest may have written it.
+func oneLine(s string) string {
+	s = strings.TrimSpace(strings.ToValidUTF8(s, "?"))
+	if len(s) > causeMax {
+		s = "..." + strings.ToValidUTF8(s[len(s)-causeMax:], "")
+	}
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }), "; ")
+}
