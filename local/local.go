@@ -20,14 +20,17 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/agent"
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/guest"
+	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vm/gvisor"
+	"github.com/bouvet-run/bouvet/vm/qemu"
 )
 
 // Options are the options of Open. The zero value is useful.
@@ -38,7 +41,8 @@ type Options struct {
 	// MaxSandboxes bounds the sandboxes of the manager; 100 when 0, no bound when
 	// negative.
 	MaxSandboxes int
-	// Driver is "gvisor", or "auto" or empty for the best one here.
+	// Driver is "gvisor" or "qemu", or "auto" for the best one here; empty means
+	// $BOUVET_DRIVER, or else "auto".
 	Driver string
 	// Defaults fill the zero fields of each sandbox's Config.
 	Defaults bouvet.Config
@@ -87,13 +91,32 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 	})
 }
 
+// DriverEnv names the environment variable with the default of Options.Driver.
+const DriverEnv = "BOUVET_DRIVER"
+
+// Auto chooses a driver. It is gVisor's until a machine with working hardware
+// virtualization is found out by trying: emulated, QEMU is many times slower.
+const Auto = "auto"
+
+// DriverNames are the values of Options.Driver.
+func DriverNames() []string { return []string{Auto, gvisor.Name, qemu.Name} }
+
 // Driver returns the driver that Open uses.
 func Driver(opts Options) (vm.Driver, error) {
-	switch opts.Driver {
-	case "", "auto", gvisor.Name:
-	default:
-		return nil, fmt.Errorf("%w: there is no driver %.40q, use %q", bouvet.ErrInvalidConfig, opts.Driver, gvisor.Name)
+	if opts.Driver == "" {
+		opts.Driver = os.Getenv(DriverEnv)
 	}
+	switch opts.Driver {
+	case "", Auto, gvisor.Name:
+		return gvisorDriver(opts)
+	case qemu.Name:
+		return qemuDriver(opts)
+	default:
+		return nil, fmt.Errorf("%w: there is no driver %.40q, use one of %s", bouvet.ErrInvalidConfig, opts.Driver, strings.Join(DriverNames(), ", "))
+	}
+}
+
+func gvisorDriver(opts Options) (vm.Driver, error) {
 	state, err := stateDir(opts)
 	if err != nil {
 		return nil, err
@@ -111,6 +134,43 @@ func Driver(opts Options) (vm.Driver, error) {
 		return nil, fmt.Errorf("cannot ready the gVisor driver: %w", err)
 	}
 	return driver, nil
+}
+
+func qemuDriver(opts Options) (vm.Driver, error) {
+	state, err := stateDir(opts)
+	if err != nil {
+		return nil, err
+	}
+	kernels, err := Kernels(opts)
+	if err != nil {
+		return nil, err
+	}
+	k, err := kernels.Find("")
+	if err != nil {
+		return nil, fmt.Errorf("cannot ready the QEMU driver: %w", err)
+	}
+	agent, err := guest.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	driver, err := qemu.New(qemu.Options{StateDir: state, Agent: agent.Binary, Kernel: k, Log: opts.Log})
+	if err != nil {
+		return nil, fmt.Errorf("cannot ready the QEMU driver: %w", err)
+	}
+	return driver, nil
+}
+
+// Kernels returns the store of guest kernels that Open uses.
+func Kernels(opts Options) (*kernel.Store, error) {
+	state, err := stateDir(opts)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := statedir.Kernels(state)
+	if err != nil {
+		return nil, err
+	}
+	return kernel.Open(dir)
 }
 
 // Store returns the image store that Open uses.

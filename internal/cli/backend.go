@@ -6,9 +6,9 @@ import (
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
+	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/local"
 	"github.com/bouvet-run/bouvet/vm"
-	"github.com/bouvet-run/bouvet/vm/gvisor"
 )
 
 // A backend is what the commands need of the library underneath; tests bring one
@@ -18,12 +18,14 @@ type backend interface {
 	Images() (*image.Store, error)
 	// BuildDefault makes the default image, if it is not there already.
 	BuildDefault(ctx context.Context, store *image.Store, opts image.BuildOptions) (image.Info, error)
+	// Kernels opens the store of guest kernels.
+	Kernels() (*kernel.Store, error)
 	// Driver readies a driver by its name; "auto" or empty is the best one here.
 	Driver(name string, log *slog.Logger) (vm.Driver, error)
 }
 
 // driverNames are the values of --driver.
-var driverNames = []string{"auto", gvisor.Name}
+var driverNames = local.DriverNames()
 
 // A localBackend is the library as it works on this machine. Its zero value is
 // what users get.
@@ -37,6 +39,8 @@ type localBackend struct {
 func (b localBackend) Images() (*image.Store, error) {
 	return local.Store(local.Options{StateDir: b.images})
 }
+
+func (localBackend) Kernels() (*kernel.Store, error) { return local.Kernels(local.Options{}) }
 
 func (localBackend) BuildDefault(ctx context.Context, store *image.Store, opts image.BuildOptions) (image.Info, error) {
 	return image.BuildDefault(ctx, store, opts)

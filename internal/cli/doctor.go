@@ -45,8 +45,9 @@ type diagnosis struct {
 // doctorCommand is bouvet doctor with its flags, and what it learns on its way.
 type doctorCommand struct {
 	*world
-	fix, json bool
-	image     string
+	fix, json  bool
+	image      string
+	driverName string
 
 	found   diagnosis
 	driver  vm.Driver
@@ -72,10 +73,14 @@ behind. Ends with exit code 1 if something fails; a warning is no failure.`,
 	f.BoolVar(&c.json, "json", false, "print one JSON object")
 	f.StringVar(&c.image, "image", bouvet.DefaultImage, "the `IMAGE` to try")
 	completeFlag(cmd, "image", w.completeImages)
+	addDriverFlag(cmd, w, &c.driverName)
 	return cmd
 }
 
 func (c *doctorCommand) run(ctx context.Context) error {
+	if err := checkDriverName(c.driverName); err != nil {
+		return err
+	}
 	ctx, done := c.interruptible(ctx)
 	defer done()
 	c.found = diagnosis{OK: true, Versions: currentVersions(), Leftovers: []vm.Leftover{}}
@@ -88,6 +93,7 @@ func (c *doctorCommand) run(ctx context.Context) error {
 		{"disk", c.checkDisk},
 		{"agent", c.checkAgent},
 		{"driver", c.checkDriver},
+		{"others", c.checkOtherDrivers},
 		{"limits", c.checkLimits},
 		{"leftovers", c.checkLeftovers},
 		{"image", c.checkImage},

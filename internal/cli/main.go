@@ -73,6 +73,7 @@ no network, limits on memory and time. Nothing of it is left afterwards.`,
 	root.AddCommand(
 		newRunCommand(w),
 		newImageCommand(w),
+		newKernelCommand(w),
 		newDoctorCommand(w),
 		newVersionCommand(w),
 		newExitCodesTopic(),

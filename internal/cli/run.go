@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -108,7 +107,7 @@ func newRunCommand(w *world) *cobra.Command {
 	f.StringVar(&c.image, "image", "", "the `IMAGE` to run in (default \""+bouvet.DefaultImage+"\")")
 	f.BoolVar(&c.noBuild, "no-build", false, "fail when the default image is missing")
 	f.StringVar(&c.hostname, "hostname", "sandbox", "the sandbox's host `NAME`")
-	f.StringVar(&c.driver, "driver", driverNames[0], "what runs the sandbox, a `DRIVER`: "+strings.Join(driverNames, ", "))
+	addDriverFlag(cmd, w, &c.driver)
 	f.BoolVarP(&c.interactive, "interactive", "i", false, "pass standard input on even if it is a terminal and standard output is not")
 	f.BoolVarP(&c.tty, "tty", "t", false, "give the command a terminal (default: when there is one)")
 	f.BoolVar(&c.json, "json", false, "print one JSON object instead of the command's output")
@@ -116,7 +115,6 @@ func newRunCommand(w *world) *cobra.Command {
 	f.BoolVarP(&c.quiet, "quiet", "q", false, "no progress and no warnings")
 	completeFlag(cmd, "image", w.completeImages)
 	completeFlag(cmd, "lang", fixed(languageNames()))
-	completeFlag(cmd, "driver", fixed(driverNames))
 	return cmd
 }
 
@@ -144,12 +142,13 @@ func (c *runCommand) check(job *job) error {
 		return usage(help, "cannot use --timeout %s: it is negative", c.timeout.d)
 	case c.maxOutput < 0:
 		return usage(help, "cannot use --max-output %s: it is negative", c.maxOutput.String())
-	case !slices.Contains(driverNames, c.driver):
-		return usage("--driver "+driverNames[0], "cannot use --driver %s: there is no such driver; there are: %s", quoted(c.driver), strings.Join(driverNames, ", "))
 	case c.json && c.tty:
 		return usage("bouvet run without one of the two", "cannot use --json with --tty: the output of a terminal is not one object")
 	case c.tty && openTerminal(c.stdin, c.stdout) == nil:
 		return usage("bouvet run without --tty", "cannot use --tty: standard input and standard output are not both a terminal")
+	}
+	if err := checkDriverName(c.driver); err != nil {
+		return err
 	}
 	if c.image != "" {
 		if err := image.ValidName(c.image); err != nil && !strings.HasPrefix(c.image, "sha256:") {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
+	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -163,6 +164,8 @@ const (
 	kindImageInUse    = "image_in_use"
 	kindImageCorrupt  = "image_corrupt"
 	kindImageRefused  = "image_refused"
+	kindKernelMissing = "kernel_not_found"
+	kindKernelFetch   = "kernel_fetch"
 	kindFile          = "file"
 	kindPermission    = "permission"
 	kindMachineGone   = "machine_gone"
@@ -183,6 +186,7 @@ var knownErrors = []struct {
 	{image.ErrCorrupt, kindImageCorrupt, "bouvet image rm NAME, then import it again (the default one: bouvet image build-default --force)"},
 	{image.ErrRefused, kindImageRefused, "bouvet image import --help"},
 	{image.ErrNotFound, kindImageMissing, remedyImages},
+	{kernel.ErrNone, kindKernelMissing, "bouvet kernel fetch"},
 	{vm.ErrGone, kindMachineGone, "more memory (--memory 1G); " + remedyDoctor + " if that does not help"},
 	{bouvet.ErrAgentTimeout, "", remedyDoctor},
 	{bouvet.ErrUnsupported, "", remedyDoctor},

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/bouvet-run/bouvet/image"
+	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -61,6 +62,7 @@ func (b *syncBuffer) String() string {
 // A fakeBackend has a real store and whatever driver a test gives it.
 type fakeBackend struct {
 	store    *image.Store
+	kernels  string
 	driver   vm.Driver
 	buildErr error
 	built    int
@@ -72,12 +74,14 @@ func newFakeBackend(t *testing.T) *fakeBackend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &fakeBackend{store: store}
+	return &fakeBackend{store: store, kernels: t.TempDir()}
 }
 
 var errNoDriver = errors.New("no driver in this test")
 
 func (b *fakeBackend) Images() (*image.Store, error) { return b.store, nil }
+
+func (b *fakeBackend) Kernels() (*kernel.Store, error) { return kernel.Open(b.kernels) }
 
 func (b *fakeBackend) BuildDefault(ctx context.Context, store *image.Store, opts image.BuildOptions) (image.Info, error) {
 	b.built++

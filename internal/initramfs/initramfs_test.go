@@ -23,7 +23,7 @@ func entries() []initramfs.Entry {
 func TestReadByCpio(t *testing.T) {
 	cpio, err := exec.LookPath("cpio")
 	if err != nil {
-		t.Skip("cpio is missing: apt-get install cpio")
+		t.Skip("cpio is missing: run `apt-get install cpio`")
 	}
 	var archive bytes.Buffer
 	if err := initramfs.Write(&archive, entries()); err != nil {

@@ -30,6 +30,7 @@ var testParent = fmt.Sprintf("bouvet-test-%d", os.Getpid())
 
 func TestMain(m *testing.M) {
 
+	testutil.Personas(map[string]func() int{"owner": own})
 	parent() // it lives as long as the process, so no ledger may see it come
 	code := m.Run()
 	for _, dir := range cgroup.Find(testParent).Dirs("x") {
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 func testKernel(t testing.TB) kernel.Kernel {
 	t.Helper()
 	if _, err := exec.LookPath(Program); err != nil {
-		t.Skipf("%v: apt-get install %s", err, Package)
+		t.Skipf("%v: run `apt-get install %s`", err, Package)
 	}
 	dir, err := statedir.Kernels("")
 	if err != nil {
@@ -54,7 +55,7 @@ func testKernel(t testing.TB) kernel.Kernel {
 	}
 	k, err := store.Find("")
 	if errors.Is(err, kernel.ErrNone) {
-		t.Skipf("%v: bouvet kernel fetch", err)
+		t.Skipf("%v: run `bouvet kernel fetch`", err)
 	}
 	if err != nil {
 		t.Fatal(err)
