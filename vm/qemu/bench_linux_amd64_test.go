@@ -18,7 +18,7 @@ import (
 func BenchmarkBoot(b *testing.B) {
 	d := testDriver(b, testOptions(b, b.TempDir()))
 	image := imagetest.Default(b)
-	var boots, created, trips []time.Duration
+	var boots, created, trips, used []time.Duration
 	rss := 0
 	for n := 0; b.Loop(); n++ {
 		begin := time.Now()
@@ -32,6 +32,7 @@ func BenchmarkBoot(b *testing.B) {
 			b.Fatal(err)
 		}
 		boots = append(boots, time.Since(begin))
+		used = append(used, cpuTime(b, m))
 		for range 50 {
 			begin := time.Now()
 			if err := c.Ping(testContext(b)); err != nil {
@@ -48,6 +49,7 @@ func BenchmarkBoot(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(ms(created), "create-ms")
 	b.ReportMetric(ms(boots), "boot-ms")
+	b.ReportMetric(ms(used), "boot-cpu-ms")
 	b.ReportMetric(ms(trips), "ping-ms")
 	b.ReportMetric(float64(rss), "rss-MiB")
 }
