@@ -169,7 +169,7 @@ func (m *machine) causeOf(waitErr error) string {
 	if s := oneLine(m.said.String()); s != "" {
 		cause += ": " + s
 	}
-	if s := oneLine(m.console.String()); s != "" {
+	if s := oneLine(lastWords(m.console.String())); s != "" {
 		cause += fmt.Sprintf(": console: %q", s)
 	}
 	return cause

@@ -142,6 +142,7 @@ func TestOwnerKilled(t *testing.T) {
 // does not find.
 func TestOwnerKilledCreating(t *testing.T) {
 	d, o := ownerSetup(t)
+	o.Announce = true
 	for i := range 12 {
 		killedOwner(t, o, "creating", time.Duration(i)*10*time.Millisecond)
 		wantSwept(t, d, o.Config.ID)

@@ -12,7 +12,7 @@ const (
 	consoleTail = 64 << 10
 	stderrTail  = 8 << 10
 	// causeMax bounds what of them an error tells.
-	causeMax = 1500
+	causeMax = 1000
 )
 
 // A tail keeps the end of what is written to it.
@@ -50,4 +50,18 @@ func oneLine(s string) string {
 		s = "..." + strings.ToValidUTF8(s[len(s)-causeMax:], "")
 	}
 	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }), "; ")
+}
+
+// lastWords leaves out the registers and the calls that a kernel that panics prints
+// after it has said why.
+func lastWords(console string) string {
+	at := strings.LastIndex(console, "Kernel panic")
+	if at < 0 {
+		return console
+	}
+	end := strings.IndexByte(console[at:], '\n')
+	if end < 0 {
+		return console
+	}
+	return console[:at+end]
 }
