@@ -129,7 +129,7 @@ func setHostname() error {
 	if err != nil {
 		return err
 	}
-	for _, field := range bytes.Fields(line) {
+	for field := range bytes.FieldsSeq(line) {
 		if name, ok := bytes.CutPrefix(field, []byte("bouvet.hostname=")); ok {
 			return unix.Sethostname(name)
 		}

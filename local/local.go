@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/agent"
@@ -87,8 +88,20 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 		return nil, fmt.Errorf("cannot open manager: %w", err)
 	}
 	return bouvet.NewManager(bouvet.ManagerOptions{
-		Driver: driver, Images: Images(store), Defaults: opts.Defaults, MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
+		Driver: driver, Images: Images(store), Defaults: Defaults(driver, opts.Defaults), MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
 	})
+}
+
+// emulatedConnectTimeout bounds the wait for the agent of an emulated machine, which
+// takes some seconds to start, and more where the host is busy.
+const emulatedConnectTimeout = time.Minute
+
+// Defaults fills those of c's fields that a driver has a default of its own for.
+func Defaults(driver vm.Driver, c bouvet.Config) bouvet.Config {
+	if driver.Name() == qemu.Name && c.ConnectTimeout == 0 {
+		c.ConnectTimeout = emulatedConnectTimeout
+	}
+	return c
 }
 
 // DriverEnv names the environment variable with the default of Options.Driver.

@@ -52,5 +52,7 @@ func (b localBackend) Driver(name string, log *slog.Logger) (vm.Driver, error) {
 
 // newManager puts a manager on a driver and a store.
 func newManager(driver vm.Driver, store *image.Store, log *slog.Logger) (*bouvet.Manager, error) {
-	return bouvet.NewManager(bouvet.ManagerOptions{Driver: driver, Images: local.Images(store), Log: log})
+	return bouvet.NewManager(bouvet.ManagerOptions{
+		Driver: driver, Images: local.Images(store), Defaults: local.Defaults(driver, bouvet.Config{}), Log: log,
+	})
 }

@@ -47,7 +47,7 @@ func Write(w io.Writer, entries []Entry) error {
 		if uint64(len(e.Data)) > 1<<32-1 {
 			return fmt.Errorf("cannot write initramfs: %s is too large", e.Name)
 		}
-		a.entry(uint32(i)+1, e) //nolint:gosec // there are few
+		a.entry(uint32(i)+1, e)
 	}
 	a.entry(0, Entry{Name: trailer})
 	if a.err != nil {

@@ -116,7 +116,6 @@ func fakeApt(t *testing.T, files map[string][]byte) {
 	}
 	dir, tree := t.TempDir(), t.TempDir()
 	files["/DEBIAN/control"] = []byte("Package: linux-image-6.1.0-test\nVersion: 6.1.1-1\nArchitecture: all\nMaintainer: nobody <n@example.org>\nDescription: test\n")
-	files = map[string][]byte(files)
 	for name, data := range files {
 		write(t, filepath.Join(tree, name), data, 0o644)
 	}

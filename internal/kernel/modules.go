@@ -79,7 +79,7 @@ func loadOrder(wanted []string, modules map[string][]byte, builtin map[string]bo
 		}
 		for _, list := range soft {
 			// Its algorithms, say: wanted, but only if they are there.
-			for _, dep := range strings.Fields(strings.TrimPrefix(list, "pre:")) {
+			for dep := range strings.FieldsSeq(strings.TrimPrefix(list, "pre:")) {
 				dep = strings.ReplaceAll(dep, "-", "_")
 				if _, ok := modules[dep]; ok {
 					if err := visit(dep); err != nil {

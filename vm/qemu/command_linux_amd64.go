@@ -63,8 +63,8 @@ func kernelArgs(c *vm.Config) string {
 		fmt.Sprintf("tsc_early_khz=%d", tscKHz()), "tsc=reliable", "no_timer_check",
 		// A machine that panics ends at once.
 		"panic=-1", "reboot=t",
-		// Emulated processors do not speculate.
-		"mitigations=off",
+		// Emulated processors do not speculate, and are slow at testing themselves.
+		"mitigations=off", "cryptomgr.notests",
 		"--", "-mux", "virtio:" + portName, "-poweroff", "-log-level", "warn",
 	}
 	if !c.Detached {

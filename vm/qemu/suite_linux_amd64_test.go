@@ -29,7 +29,6 @@ import (
 var testParent = fmt.Sprintf("bouvet-test-%d", os.Getpid())
 
 func TestMain(m *testing.M) {
-
 	testutil.Personas(map[string]func() int{"owner": own})
 	parent() // it lives as long as the process, so no ledger may see it come
 	code := m.Run()
