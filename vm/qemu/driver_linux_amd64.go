@@ -209,18 +209,18 @@ func (d *Driver) release(ctx context.Context, m *machine, h *hostEnds) error {
 	if closeErr := h.gate.Close(); err == nil {
 		err = closeErr
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		start, cancel := context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+		err = m.qmp.negotiate(start)
 	}
-	start, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	err = m.qmp.negotiate(start)
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
+	// If it has ended, that is why.
 	settled := time.NewTimer(settleTime)
 	defer settled.Stop()
 	select {

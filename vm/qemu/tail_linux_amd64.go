@@ -31,8 +31,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	n := len(p)
 	p = p[max(0, n-t.limit):]
 	t.buf = append(t.buf, p...)
-	if over := len(t.buf) - t.limit; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
+	if len(t.buf) > 2*t.limit { // seldom, for whoever writes byte by byte
+		t.buf = append(t.buf[:0], t.buf[len(t.buf)-t.limit:]...)
 	}
 	return n, nil
 }
@@ -40,7 +40,7 @@ func (t *tail) Write(p []byte) (int, error) {
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return string(t.buf)
+	return string(t.buf[max(0, len(t.buf)-t.limit):])
 }
 
 // oneLine makes the end of a text fit for an error: the guest may have written it.
