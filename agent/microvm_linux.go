@@ -29,7 +29,7 @@ const rootDevice = "/dev/vda"
 
 const (
 	// deviceTimeout bounds the wait for a device that the kernel is to find.
-	deviceTimeout = 10 * time.Second
+	deviceTimeout = 30 * time.Second
 	devicePoll    = time.Millisecond
 )
 

@@ -135,9 +135,14 @@ func (m *machine) follow(console net.Conn) {
 // watch waits for QEMU's end.
 func (m *machine) watch() {
 	waitErr := m.process.cmd.Wait()
-	// What it said at last is on its way; nobody else holds the other ends.
+	// What it said at last is on its way. Nobody else holds the other ends, or should.
+	late := time.AfterFunc(settleTime, func() {
+		m.endFollow()
+		m.qmp.hangUp()
+	})
 	<-m.followed
 	<-m.qmp.ended
+	late.Stop()
 	m.mu.Lock()
 	if !m.killed {
 		m.err = fmt.Errorf("machine %s: %w: %s", m.id, vm.ErrGone, m.causeOf(waitErr))
@@ -242,7 +247,6 @@ func (m *machine) remove(ctx context.Context, grace time.Duration) error {
 	case <-ctx.Done():
 		return fmt.Errorf("cannot end machine %s: QEMU does not obey SIGKILL: %w", m.id, ctx.Err())
 	}
-	m.qmp.close()
 	if _, err := m.driver.dismantle(ctx, m.dir); err != nil {
 		return fmt.Errorf("cannot destroy machine %s: %w", m.id, err)
 	}

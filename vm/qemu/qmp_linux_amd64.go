@@ -53,11 +53,11 @@ func newQMP(conn net.Conn) *qmp {
 }
 
 func (q *qmp) read() {
-	defer close(q.ended)
 	err := q.readAll()
 	q.mu.Lock()
 	q.err = err
 	q.mu.Unlock()
+	close(q.ended)
 	_ = q.conn.Close()
 }
 
@@ -105,11 +105,17 @@ func (q *qmp) negotiate(ctx context.Context) error {
 
 // execute runs a command without arguments. Callers take turns.
 func (q *qmp) execute(ctx context.Context, command string) error {
-	if err := q.conn.SetWriteDeadline(time.Now().Add(qmpTimeout)); err != nil {
-		return err
+	err := q.conn.SetWriteDeadline(time.Now().Add(qmpTimeout))
+	if err == nil {
+		_, err = fmt.Fprintf(q.conn, "{\"execute\":%q}\n", command)
 	}
-	if _, err := fmt.Fprintf(q.conn, "{\"execute\":%q}\n", command); err != nil {
-		return fmt.Errorf("cannot tell QEMU to %s: %w", command, err)
+	if err != nil {
+		select {
+		case <-q.ended: // that is why
+			return q.failure()
+		default:
+			return fmt.Errorf("cannot tell QEMU to %s: %w", command, err)
+		}
 	}
 	select {
 	case m := <-q.answers:
@@ -137,8 +143,5 @@ func (q *qmp) shutdownReason() string {
 	return q.reason
 }
 
-// close ends the conversation and returns when the reader has ended.
-func (q *qmp) close() {
-	_ = q.conn.Close()
-	<-q.ended
-}
+// hangUp makes the reader end.
+func (q *qmp) hangUp() { _ = q.conn.Close() }
