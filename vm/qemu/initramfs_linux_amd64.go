@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"github.com/bouvet-run/bouvet/internal/initramfs"
 	"github.com/bouvet-run/bouvet/internal/kernel"
@@ -18,6 +20,15 @@ const (
 	agentDir   = ".bouvet"
 	agentPath  = "/" + agentDir + "/agent"
 	modulesDir = ".modules"
+)
+
+const (
+	// keepFor is how long an initramfs of another agent or kernel is kept unused.
+	keepFor = 30 * 24 * time.Hour
+	// tempPrefix marks a file in the making; one that is older than tempLifetime is
+	// abandoned.
+	tempPrefix   = ".new-"
+	tempLifetime = time.Hour
 )
 
 // makeInitramfs writes the first file system of guests, if it is not there, and
@@ -48,18 +59,39 @@ func makeInitramfs(dir string, agent []byte, k *kernel.Kernel) (string, error) {
 	sum := sha256.Sum256(archive.Bytes())
 	path := filepath.Join(dir, hex.EncodeToString(sum[:])+".cpio")
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, archive.Bytes()) {
-		return path, nil
+		now := time.Now()
+		return path, os.Chtimes(path, now, now) // says that it is in use; see prune
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
+	prune(dir)
 	return path, replace(path, archive.Bytes())
+}
+
+// prune removes what nobody has used in a long time, and files of writers that were
+// killed.
+func prune(dir string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		age := time.Since(info.ModTime())
+		if age > keepFor || (strings.HasPrefix(e.Name(), tempPrefix) && age > tempLifetime) {
+			_ = os.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
 }
 
 // replace writes the file at path as a whole. QEMU's user may read it by a
 // descriptor.
 func replace(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix)
 	if err != nil {
 		return err
 	}

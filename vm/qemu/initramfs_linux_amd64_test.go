@@ -1,0 +1,53 @@
+package qemu
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/bouvet-run/bouvet/internal/kernel"
+)
+
+// It is made once, mended if it was changed, and kept while it is used (T31).
+func TestMakeInitramfs(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "initramfs")
+	path, err := makeInitramfs(dir, []byte("agent"), &kernel.Kernel{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	long := time.Now().Add(-2 * keepFor)
+	for _, name := range []string{filepath.Base(path), "old.cpio", tempPrefix + "1", "young.cpio"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("evil"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if name != "young.cpio" {
+			if err := os.Chtimes(filepath.Join(dir, name), long, long); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	again, err := makeInitramfs(dir, []byte("agent"), &kernel.Kernel{})
+	if err != nil || again != path {
+		t.Fatalf("got %s, %v, want %s", again, err, path)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != string(good) {
+		t.Errorf("got %d bytes, %v, want it mended", len(got), err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
+		t.Errorf("got %v, want it and the young one", entries)
+	}
+	if other, err := makeInitramfs(dir, []byte("another"), &kernel.Kernel{}); err != nil || other == path {
+		t.Errorf("another agent: got %s, %v", other, err)
+	}
+	if _, err := makeInitramfs(dir, nil, &kernel.Kernel{}); err == nil {
+		t.Error("an initramfs without an agent was made")
+	}
+}
