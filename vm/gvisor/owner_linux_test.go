@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/internal/wait"
@@ -269,13 +269,15 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 		t.Skip("this host lets us make no cgroups: run as root, or with a delegated cgroup")
 	}
 	const id = "forged-00001"
-	theirs := d.cgroups.dirs("bystander")[0]
-	if err := d.cgroups.mkdir(theirs); err != nil {
+	theirs := d.cgroups.Dirs("bystander")[0]
+	if err := d.cgroups.Create("bystander", cgroup.Limits{MemoryBytes: 64 << 20, CPUs: 1, PIDs: 100}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := d.cgroups.removeCgroup(testContext(t), theirs); err != nil {
-			t.Error(err)
+		for _, dir := range d.cgroups.Dirs("bystander") {
+			if err := d.cgroups.Remove(testContext(t), dir); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 	bystander := exec.CommandContext(t.Context(), "sleep", "1000")
@@ -283,7 +285,7 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bystander.Process.Kill(); _ = bystander.Wait() })
-	if err := writeControl(filepath.Join(theirs, "cgroup.procs"), strconv.Itoa(bystander.Process.Pid)); err != nil {
+	if err := d.cgroups.Enter("bystander", bystander.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	known, err := rundir.Identify(bystander.Process.Pid)
@@ -322,8 +324,8 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 			}
 		})
 	}
-	for path, want := range map[string]bool{"/sys/fs/cgroup/memory": false, "/sys/fs/cgroup": false, "/": false, d.cgroups.dirs(id)[0]: true} {
-		if got := machineCgroup(path, filepath.Base(path)); got != want {
+	for path, want := range map[string]bool{"/sys/fs/cgroup/memory": false, "/sys/fs/cgroup": false, "/": false, d.cgroups.Dirs(id)[0]: true} {
+		if got := cgroup.Owned(path, filepath.Base(path)); got != want {
 			t.Errorf("%s: got %v, want %v", path, got, want)
 		}
 	}

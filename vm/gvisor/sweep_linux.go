@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -37,7 +34,7 @@ func (d *Driver) sweep(ctx context.Context, a rundir.Abandoned, remove bool) []v
 		return nil
 	}
 	for _, r := range rec.Resources {
-		if r.Kind == rundir.KindCgroup && !machineCgroup(r.Path, rec.ID) {
+		if r.Kind == rundir.KindCgroup && !cgroup.Owned(r.Path, rec.ID) {
 			err := fmt.Errorf("its record names %.200q, which is no cgroup of this machine", r.Path)
 			return []vm.Leftover{{Kind: "directory", Machine: rec.ID, What: a.Path, Error: err.Error()}}
 		}
@@ -47,26 +44,6 @@ func (d *Driver) sweep(ctx context.Context, a rundir.Abandoned, remove bool) []v
 	}
 	found, _ := d.dismantle(ctx, a.Dir)
 	return found
-}
-
-// machineCgroup reports whether path can be a cgroup of machine id: one of that name,
-// with a parent that is not the root of its hierarchy, or none any more. A sweep kills
-// all that is in it, so the record alone is not believed.
-func machineCgroup(path, id string) bool {
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path || filepath.Base(path) != id {
-		return false
-	}
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return true
-	}
-	for range 3 {
-		var s unix.Statfs_t
-		if unix.Statfs(path, &s) != nil || s.Type != unix.CGROUP_SUPER_MAGIC && s.Type != unix.CGROUP2_SUPER_MAGIC {
-			return false
-		}
-		path = filepath.Dir(path)
-	}
-	return true
 }
 
 // inventory is what dismantle would find.

@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -33,6 +34,12 @@ func (d *Driver) sweep(ctx context.Context, a rundir.Abandoned, remove bool) []v
 	rec := a.Dir.Record()
 	if rec.Driver != Name || (rec.Detached && rec.State == rundir.StateRunning && rec.Main.Alive()) {
 		return nil
+	}
+	for _, r := range rec.Resources {
+		if r.Kind == rundir.KindCgroup && !cgroup.Owned(r.Path, rec.ID) {
+			err := fmt.Errorf("its record names %.200q, which is no cgroup of this machine", r.Path)
+			return []vm.Leftover{{Kind: "directory", Machine: rec.ID, What: a.Path, Error: err.Error()}}
+		}
 	}
 	if !remove || ctx.Err() != nil {
 		return inventory(a.Dir.Path(), &rec)
@@ -75,9 +82,9 @@ func (d *Driver) dismantle(ctx context.Context, dir *rundir.Dir) ([]vm.Leftover,
 		}
 		found = append(found, l)
 	}
-	if err := dir.Update(func(r *rundir.Record) { r.State = rundir.StateDestroying }); err != nil {
-		errs = append(errs, err)
-	}
+	// A full disk must not keep what is there to be removed: the record says then
+	// what it said before, and the next attempt finds all of it again.
+	unrecorded := dir.Update(func(r *rundir.Record) { r.State = rundir.StateDestroying })
 	pids, err := killAll(ctx, dir.Path(), &rec)
 	for _, pid := range pids {
 		note("process", strconv.Itoa(pid), nil)
@@ -94,6 +101,9 @@ func (d *Driver) dismantle(ctx context.Context, dir *rundir.Dir) ([]vm.Leftover,
 	if len(errs) == 0 {
 		note("directory", path, dir.Remove())
 	} else {
+		if unrecorded != nil {
+			errs = append(errs, unrecorded)
+		}
 		note("directory", path, errors.New("kept because something of the machine is left"))
 	}
 	return found, errors.Join(errs...)
