@@ -50,6 +50,11 @@ bench: build image ## compare with bare runsc and plain pipes; both numbers are 
 image: build ## make the default image (Debian, Python, Node.js, bash), if it is not there yet
 	@scripts/image.sh
 
+.PHONY: kernel
+kernel: build ## install QEMU and fetch a guest kernel, for --driver qemu and its tests
+	@scripts/need.sh qemu-system-x86_64 lz4
+	@bin/bouvet kernel fetch
+
 .PHONY: clean
 clean: $(if $(filter 1,$(CLEAN_STATE)),build) ## remove what was built; with CLEAN_STATE=1 also leftovers of sandboxes and the default image
 	@if [ "$${CLEAN_STATE:-}" = 1 ]; then bin/bouvet doctor --fix; bin/bouvet image rm default; fi

@@ -23,6 +23,8 @@ recipe() {
     newuidmap) echo 'uidmap|makes the default image without root' ;;
     debian-keys) echo 'debian-archive-keyring|verifies the Debian packages of the default image' ;;
     ca-certificates) echo 'ca-certificates|verifies the servers that packages come from' ;;
+    qemu-system-x86_64) echo 'qemu-system-x86|runs the microVMs of --driver qemu' ;;
+    lz4) echo 'lz4|tests compare our kernel unpacker with it' ;;
     shellcheck) echo 'shellcheck|checks the scripts' ;;
     *) echo "need.sh: no recipe for $1" >&2; exit 2 ;;
   esac
