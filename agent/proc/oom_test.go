@@ -24,7 +24,7 @@ func TestOOMProtect(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	var ee *exec.ExitError
 	if errors.As(err, &ee) && strings.Contains(string(out), errNotAllowed.Error()) {
-		t.Skipf("%v; as root: `sudo go test ./agent/proc`", errNotAllowed)
+		t.Skipf("%v, which root in a container often lacks: run `sudo go test ./agent/proc` on a host itself", errNotAllowed)
 	}
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
