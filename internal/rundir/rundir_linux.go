@@ -51,7 +51,10 @@ func Create(base, id string, rec Record) (*Dir, error) {
 	if err := secureBase(base); err != nil {
 		return nil, err
 	}
-	var err error
+	err := reserve.join()
+	if err != nil {
+		return nil, err
+	}
 	for range attempts {
 		var d *Dir
 		d, err = create(base, id, rec)
@@ -62,6 +65,7 @@ func Create(base, id string, rec Record) (*Dir, error) {
 			break
 		}
 	}
+	reserve.leave()
 	return nil, fmt.Errorf("cannot create run directory %s: %w", filepath.Join(base, id), err)
 }
 
@@ -73,7 +77,7 @@ func create(base, id string, rec Record) (_ *Dir, err error) {
 	d := &Dir{path: tmp}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(tmp))
+			err = errors.Join(err, WithReserve(func() error { return os.RemoveAll(tmp) }))
 			if d.lock != nil {
 				_ = d.lock.Close()
 			}
@@ -191,14 +195,16 @@ func (d *Dir) Remove() error {
 		}
 		d.path = doomed
 	}
-	if err := removeAllButLock(doomed); err != nil {
+	err := WithReserve(func() error {
+		if err := removeAllButLock(doomed); err != nil {
+			return err
+		}
+		return os.RemoveAll(doomed)
+	})
+	if err != nil {
 		return fmt.Errorf("cannot remove run directory: %w", err)
 	}
-	if err := os.RemoveAll(doomed); err != nil {
-		return fmt.Errorf("cannot remove run directory: %w", err)
-	}
-	d.closed = true
-	return d.lock.Close()
+	return d.closeLocked()
 }
 
 // removeAllButLock keeps the lock's name in place while anything else is there,
@@ -227,6 +233,11 @@ func (d *Dir) Close() error {
 	if d.closed {
 		return nil
 	}
+	return d.closeLocked()
+}
+
+func (d *Dir) closeLocked() error {
 	d.closed = true
+	reserve.leave()
 	return d.lock.Close()
 }

@@ -100,6 +100,10 @@ func Take(path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := reserve.join(); err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
 	d := &Dir{path: path, lock: lock}
 	d.record, err = readRecord(path)
 	if err != nil {
