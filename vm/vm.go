@@ -20,6 +20,11 @@ const (
 	MinMemoryMiB = 32
 	// MaxMemoryMiB bounds the memory of one machine (1 TiB).
 	MaxMemoryMiB = 1 << 20
+	// MinDiskMiB and MaxDiskMiB bound Config.DiskMiB where it is not 0 (1 TiB).
+	MinDiskMiB = 16
+	MaxDiskMiB = 1 << 20
+	// MaxConsole bounds what Machine.Console keeps, in bytes.
+	MaxConsole = 64 << 10
 	// MaxVCPUs bounds the number of virtual CPUs of one machine.
 	MaxVCPUs = 256
 )
@@ -32,6 +37,10 @@ var (
 	ErrUnsupported = errors.New("not supported")
 	// ErrExists means that a machine with this ID already exists.
 	ErrExists = errors.New("machine already exists")
+	// ErrBadSnapshot means that a snapshot was refused before anything was started:
+	// it is damaged or incomplete, or of another driver, version, processor, image or
+	// shape of machine. The error says which.
+	ErrBadSnapshot = errors.New("snapshot cannot be used")
 	// ErrInvalidConfig means that a Config was refused before anything was made.
 	ErrInvalidConfig = errors.New("invalid machine configuration")
 )
@@ -45,11 +54,18 @@ type Config struct {
 	// Image is the absolute path of the root file system, an uncompressed EROFS
 	// image. It is opened read-only and shared by every machine that uses it.
 	Image string
+	// ImageDigest is "sha256:" and the hex digest of Image, if the caller knows it. A
+	// snapshot remembers it; without it the driver computes it then.
+	ImageDigest string
 	// Hostname is the guest's host name; empty means the ID.
 	Hostname string
 	// MemoryMiB is the guest's memory in MiB, its writable layer included where
 	// that lives in memory. The driver adds its own overhead to the host's limit.
 	MemoryMiB int
+	// DiskMiB is the size in MiB of the guest's writable layer, if that is to be a
+	// sparse file on the host's disk instead of the guest's memory: 0, or MinDiskMiB
+	// to MaxDiskMiB where Features.Disk says so.
+	DiskMiB int
 	// VCPUs is the number of virtual CPUs the guest sees and may use.
 	VCPUs int
 	// Detached lets the machine outlive the process that created it. Without it
@@ -77,11 +93,17 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%w: memory of %d MiB is outside %d..%d", ErrInvalidConfig, c.MemoryMiB, MinMemoryMiB, MaxMemoryMiB)
 	case c.VCPUs < 1 || c.VCPUs > MaxVCPUs:
 		return fmt.Errorf("%w: %d vCPUs are outside 1..%d", ErrInvalidConfig, c.VCPUs, MaxVCPUs)
+	case c.DiskMiB != 0 && (c.DiskMiB < MinDiskMiB || c.DiskMiB > MaxDiskMiB):
+		return fmt.Errorf("%w: disk of %d MiB is outside %d..%d", ErrInvalidConfig, c.DiskMiB, MinDiskMiB, MaxDiskMiB)
+	case c.ImageDigest != "" && !digestPattern.MatchString(c.ImageDigest):
+		return fmt.Errorf("%w: image digest %.100q is not sha256: and 64 hexadecimal digits", ErrInvalidConfig, c.ImageDigest)
 	case c.Hostname != "" && !hostnamePattern.MatchString(c.Hostname):
 		return fmt.Errorf("%w: host name %.80q is not a DNS label", ErrInvalidConfig, c.Hostname)
 	}
 	return nil
 }
+
+var digestPattern = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 var hostnamePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
@@ -94,8 +116,12 @@ type Features struct {
 	// and Config.VCPUs (a rootless gVisor without a delegated cgroup cannot).
 	MemoryLimit bool `json:"memory_limit"`
 	CPULimit    bool `json:"cpu_limit"`
-	// Snapshot says whether machines can be paused, saved and restored.
+	// Pause says whether machines can be paused and resumed.
+	Pause bool `json:"pause"`
+	// Snapshot says whether machines can be saved and restored.
 	Snapshot bool `json:"snapshot"`
+	// Disk says whether Config.DiskMiB can be other than 0.
+	Disk bool `json:"disk"`
 	// Detached says whether machines can outlive their creator.
 	Detached bool `json:"detached"`
 }
@@ -117,6 +143,17 @@ type Driver interface {
 	// it MUST have removed everything it made, processes included, before it
 	// returns. A second machine of the same ID MUST be refused with ErrExists.
 	Create(ctx context.Context, c Config) (Machine, error)
+
+	// Restore makes a machine of what Machine.Snapshot wrote into dir, an absolute
+	// path, and returns once its channel can be dialled. It does what Create does, with
+	// Create's promises; besides, whatever is wrong with the snapshot MUST be an error
+	// wrapping ErrBadSnapshot, before anything is started. The machine is a new one:
+	// c.ID is new, c's memory, processors, disk and image MUST be those of the
+	// snapshot, c.Hostname is not looked at. What is in dir is only read, MUST stay
+	// until the machine has ended, and serves any number of machines at once. The guest
+	// goes on where it was, so a caller lets the agent thaw it (method thaw) before
+	// anything else.
+	Restore(ctx context.Context, c Config, dir string) (Machine, error)
 
 	// Sweep finds what processes that no longer live have left behind (machines
 	// that are not Detached, and half-made or half-destroyed ones) and, if remove
@@ -151,6 +188,27 @@ type Machine interface {
 	// and MUST fail with ctx's error when ctx ends first. A success does not mean
 	// that the agent answers: only an answered ping does.
 	Dial(ctx context.Context, port uint32) (net.Conn, error)
+
+	// Pause stops the guest's processors. Its streams stay open and lose nothing; a
+	// Dial waits. It is idempotent, as is Resume, and fails with an error wrapping
+	// ErrGone once the machine has ended. A paused machine can be destroyed.
+	Pause(ctx context.Context) error
+
+	// Resume lets the guest's processors go on.
+	Resume(ctx context.Context) error
+
+	// Snapshot writes the machine's whole state into dir, an absolute path of an
+	// existing empty directory that only its owner can use. Meanwhile the guest stands
+	// still; then the machine is what it was before, running or paused, with the same
+	// streams. When it fails or ctx ends first, dir MUST be empty again. The guest's
+	// processes are saved as they are: a caller lets the agent freeze them before
+	// (method freeze), so that none of them runs in a copy that is not thawed yet.
+	Snapshot(ctx context.Context, dir string) error
+
+	// Console returns the end of what the guest wrote to its console, at most
+	// MaxConsole bytes, or the beginning where the driver cannot keep the end. It works
+	// after the machine's end, until Destroy. The bytes are the guest's, so hostile.
+	Console() []byte
 
 	// Done is closed once the machine has ended for whatever reason: its last
 	// process is gone. It MUST be closed within a second of a kill -9 of the

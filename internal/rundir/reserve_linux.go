@@ -17,9 +17,10 @@ const reserveSize = 8
 var reserve reserved
 
 type reserved struct {
-	mu    sync.Mutex
-	users int
-	fds   []int
+	mu     sync.Mutex
+	users  int // Dirs that are held
+	spends int // calls that need what was kept back, now
+	fds    []int
 }
 
 // join completes the reserve for one more Dir. It fails when there is nothing left
@@ -47,6 +48,9 @@ func (r *reserved) leave() {
 }
 
 func (r *reserved) fillLocked() error {
+	if r.spends > 0 {
+		return fmt.Errorf("cannot keep descriptors in reserve for a machine's removal: %w", unix.EMFILE)
+	}
 	for len(r.fds) < reserveSize {
 		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -72,14 +76,25 @@ func WithReserve(f func() error) error {
 	if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) {
 		return err
 	}
-	reserve.mu.Lock()
-	defer reserve.mu.Unlock()
-	reserve.releaseLocked()
-	defer func() {
-		if reserve.users > 0 {
-			// What cannot be refilled now is refilled by the next Create, or fails it.
-			_ = reserve.fillLocked()
-		}
-	}()
+	reserve.spend()
+	defer reserve.save()
 	return f()
+}
+
+// spend sets what is kept back free, until save.
+func (r *reserved) spend() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spends++
+	r.releaseLocked()
+}
+
+func (r *reserved) save() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spends--
+	if r.users > 0 {
+		// What cannot be kept back now is by the next Create, which fails otherwise.
+		_ = r.fillLocked()
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vsock"
 )
@@ -81,12 +82,13 @@ func bareRun(b *testing.B, d *Driver) time.Duration {
 	if _, err := e.life.Write([]byte{'\n'}); err != nil {
 		b.Fatal(err)
 	}
-	m := &machine{mux: vsock.NewMux(e.channel), done: make(chan struct{})}
+	mux := vsock.NewMux(e.channel)
+	m := life.NewMachine(life.Parts{Config: &c, Channel: mux})
 	if got, err := ask(context.Background(), m, "ping"); got != "pong\n" {
 		b.Fatal(got, err)
 	}
 	took := time.Since(start)
-	_ = m.mux.Close()
+	_ = mux.Close()
 	e.close()
 	_ = cmd.Wait() // the agent sees the end of its channel
 	return took
@@ -109,7 +111,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 			for _, pid := range machinePIDs(b, m.(*machine)) {
 				pss += field(filepath.Join("/proc", strconv.Itoa(pid), "smaps_rollup"), "Pss:")
 			}
-			if dirs := d.cgroups.Dirs(m.ID()); len(dirs) > 0 {
+			if dirs := d.keeper.Cgroups.Dirs(m.ID()); len(dirs) > 0 {
 				data, _ := os.ReadFile(filepath.Join(dirs[0], "memory.usage_in_bytes"))
 				n, _ := strconv.ParseFloat(strings.TrimSpace(string(data)), 64)
 				limit += n / (1 << 20)
@@ -122,7 +124,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 
 func machinePIDs(b *testing.B, m *machine) []int {
 	var pids []int
-	for _, dir := range m.driver.cgroups.Dirs(m.id)[:1] {
+	for _, dir := range m.driver.keeper.Cgroups.Dirs(m.ID())[:1] {
 		p, err := cgroup.PIDs(dir)
 		if err != nil {
 			b.Fatal(err)

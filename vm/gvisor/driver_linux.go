@@ -2,14 +2,13 @@ package gvisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vsock"
@@ -24,18 +23,14 @@ const (
 	// plus two for every process of the guest. The sentry dies when it hits the
 	// limit, so it only protects the host from the worst.
 	pidsMax = 16384
-	// cleanupTimeout bounds the removal of a machine, which does not end with the
-	// caller's context.
-	cleanupTimeout = 30 * time.Second
 )
 
 // A Driver runs machines under gVisor. It implements vm.Driver.
 type Driver struct {
-	base     string // directory of the machines' directories
+	keeper   *life.Keeper
 	agent    string
 	exe      string
 	rootless bool
-	cgroups  *cgroup.Tree
 	log      *slog.Logger
 }
 
@@ -48,11 +43,13 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("cannot use gVisor: state directory %q and agent image %q must be absolute paths", o.StateDir, o.AgentImage)
 	}
 	d := &Driver{
-		base:     filepath.Join(o.StateDir, "machines"),
+		keeper: &life.Keeper{
+			Driver: Name, Base: filepath.Join(o.StateDir, "machines"),
+			Cgroups: cgroup.Find(o.CgroupParent), Mark: rootFlag,
+		},
 		agent:    o.AgentImage,
 		exe:      o.Exe,
 		rootless: os.Geteuid() != 0,
-		cgroups:  cgroup.Find(o.CgroupParent),
 		log:      o.Log,
 	}
 	if d.exe == "" {
@@ -74,8 +71,8 @@ func (*Driver) Name() string { return Name }
 func (d *Driver) Features() vm.Features {
 	return vm.Features{
 		Isolation:   "gvisor",
-		MemoryLimit: d.cgroups.Limits("memory"),
-		CPULimit:    d.cgroups.Limits("cpu"),
+		MemoryLimit: d.keeper.Cgroups.Limits("memory"),
+		CPULimit:    d.keeper.Cgroups.Limits("cpu"),
 		Detached:    true,
 	}
 }
@@ -94,48 +91,27 @@ func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 			return nil, fmt.Errorf("%w: %s %s is not a regular file", vm.ErrInvalidConfig, what, path)
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	dir, err := rundir.Create(d.base, c.ID, d.intent(&c))
-	if errors.Is(err, rundir.ErrExists) {
-		return nil, fmt.Errorf("cannot create machine %s: %w", c.ID, vm.ErrExists)
-	}
-	if err != nil {
-		return nil, err
-	}
-	m, err := d.create(ctx, &c, dir)
-	if err != nil {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		_, cleanErr := d.dismantle(clean, dir)
-		return nil, errors.Join(fmt.Errorf("cannot create machine %s: %w", c.ID, err), cleanErr)
-	}
-	return m, nil
+	return d.keeper.Make(ctx, &c, func(dir *rundir.Dir) (vm.Machine, error) { return d.create(ctx, &c, dir) })
 }
 
-// intent is the record of a machine that is about to be made.
-func (d *Driver) intent(c *vm.Config) rundir.Record {
-	r := rundir.Record{Driver: Name, State: rundir.StateCreating, Detached: c.Detached}
-	for _, path := range d.cgroups.Dirs(c.ID) {
-		r.Add(rundir.Resource{Kind: rundir.KindCgroup, Path: path})
-	}
-	return r
+// Sweep implements vm.Driver. Detached machines that run are no leftovers.
+func (d *Driver) Sweep(ctx context.Context, remove bool) ([]vm.Leftover, error) {
+	return d.keeper.Sweep(ctx, remove)
 }
 
-func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ *machine, err error) {
+func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ vm.Machine, err error) {
 	if err := writeBundle(dir.Join(bundleDir), makeSpec(c, d.agent)); err != nil {
 		return nil, err
 	}
 	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
-	if err := d.cgroups.Create(c.ID, limits); err != nil {
+	if err := d.keeper.Cgroups.Create(c.ID, limits); err != nil {
 		return nil, err
 	}
 	e, g, err := makeEnds(c.ID)
 	if err != nil {
 		return nil, err
 	}
-	log := &tail{}
+	log := life.NewTail(tailSize)
 	// The session's first words wait in the channel when the agent comes up.
 	mux := vsock.NewMux(e.channel)
 	defer func() {
@@ -167,13 +143,14 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ *
 		sentry.close()
 		return nil, err
 	}
-	m := &machine{
-		driver: d, id: c.ID, detached: c.Detached, dir: dir, sentry: sentry, ends: e, runscLog: log,
-		log: c.Log, done: make(chan struct{}), mux: mux,
-	}
-	if m.log == nil {
-		m.log = slog.New(slog.DiscardHandler)
-	}
+	m := &machine{driver: d, sentry: sentry, ends: e, runscLog: log}
+	m.Machine = life.NewMachine(life.Parts{
+		Config: c, Keeper: d.keeper, Dir: dir, Channel: mux, Kill: sentry.kill,
+		Release: func() {
+			e.close()
+			sentry.close()
+		},
+	})
 	go m.watch()
 	return m, nil
 }

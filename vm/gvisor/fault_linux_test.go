@@ -31,9 +31,9 @@ func TestCreateFails(t *testing.T) {
 		}
 		fault := errors.New("injected")
 		for failing := 0; ; failing++ {
-			tree := *d.cgroups
-			broken := *d
-			broken.cgroups = &tree
+			tree := *d.keeper.Cgroups
+			broken, keeper := *d, *d.keeper
+			keeper.Cgroups, broken.keeper = &tree, &keeper
 			n, hit := 0, false
 			tree.Write = func(path, value string) error {
 				n++
@@ -41,7 +41,7 @@ func TestCreateFails(t *testing.T) {
 					hit = true
 					return fault
 				}
-				return d.cgroups.Write(path, value)
+				return d.keeper.Cgroups.Write(path, value)
 			}
 			if failing > 0 && failing == len(tree.Settings("x", cgroup.Limits{}))+len(tree.Dirs("x")) {
 				m, err := broken.Create(testContext(t), testConfig(t))
@@ -94,7 +94,7 @@ func TestUnwritableRecord(t *testing.T) {
 	// The name under which a record is written is taken.
 	obstruct := func(id string) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Join(d.base, id, "machine.json.tmp", "x"), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(d.keeper.Base, id, "machine.json.tmp", "x"), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}

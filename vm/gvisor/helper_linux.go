@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,15 +12,19 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bouvet-run/bouvet/internal/life"
+	"github.com/bouvet-run/bouvet/vm"
 )
 
 const (
 	// consoleSize bounds what the guest may write to its standard output and
 	// error, in bytes. The first so many are kept and further writes fail.
-	consoleSize = 64 << 10
+	consoleSize = vm.MaxConsole
+	// tailSize is how much of runsc's log is kept, in bytes.
+	tailSize = 8 << 10
 	// helperLog is the helper's descriptor for its log.
 	helperLog = channelFD + 1
 	// helperGrace bounds the wait for a killed helper.
@@ -126,7 +131,7 @@ func (e *helperError) Unwrap() error { return e.err }
 
 // runHelper starts the machine whose bundle is in dir and returns when it runs. If
 // ctx ends first, the helper is gone, but perhaps not what it started.
-func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *guestEnds, log *tail) error {
+func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *guestEnds, log *life.Tail) error {
 	args := []string{
 		helperName, rootFlag(dir), fmt.Sprintf("--log=/proc/self/fd/%d", helperLog),
 		"--platform=systrap", "--network=none", "--directfs=false", "--ignore-cgroups", "--host-settings=ignore",
@@ -155,7 +160,7 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *gues
 	err := cmd.Start()
 	g.close()
 	if err == nil {
-		err = d.cgroups.Enter(id, cmd.Process.Pid)
+		err = d.keeper.Cgroups.Enter(id, cmd.Process.Pid)
 		if err == nil {
 			_, err = e.life.Write([]byte{'\n'})
 		}
@@ -175,22 +180,42 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *gues
 			"(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)", err)
 	}
 	// The sentry's own words are in the log alone; the helper repeats its there.
-	said := log.messages()
+	said := messages(log.String())
 	if said == "" {
-		said = oneLine(readHead(e.console, tailSize))
+		said = life.OneLine(readHead(e.console, tailSize))
 	}
 	return &helperError{err: err, said: said}
 }
 
-// oneLine makes text fit for an error: the guest may have written it.
-func oneLine(s string) string {
-	const limit = 1500
-	s = strings.TrimSpace(strings.ToValidUTF8(s, "?"))
-	if len(s) > limit {
-		s = "..." + strings.ToValidUTF8(s[len(s)-limit:], "")
+// messages are the texts of the JSON records at the end of runsc's log, on one line.
+func messages(log string) string {
+	var all []string
+	// Limited by the tail; a record cut in front ends it.
+	dec := json.NewDecoder(strings.NewReader(log)) //nolint:forbidigo // limited, and no peer's: runsc's
+	for {
+		var record struct {
+			Message string `json:"msg"`
+		}
+		if err := dec.Decode(&record); err != nil {
+			break
+		}
+		all = append(all, record.Message)
 	}
-	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }), "; ")
+	if len(all) == 0 {
+		return life.OneLine(log)
+	}
+	return life.OneLine(strings.Join(all, "\n"))
+}
+
+// readHead reads the first bytes of a file that others may still be writing.
+func readHead(f *os.File, limit int) string {
+	b := make([]byte, limit)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return ""
+	}
+	return strings.TrimRight(string(b[:n]), "\x00")
 }
 
 // followLog collects runsc's log until its last writer is gone or the reader closes.
-func followLog(r *os.File, t *tail) { _, _ = io.Copy(t, r) }
+func followLog(r *os.File, t *life.Tail) { _, _ = io.Copy(t, r) }

@@ -15,7 +15,7 @@ import (
 func ledger(t testing.TB, d *Driver) []string {
 	t.Helper()
 	var found []string
-	entries, _ := os.ReadDir(d.base)
+	entries, _ := os.ReadDir(d.keeper.Base)
 	for _, e := range entries {
 		found = append(found, "directory "+e.Name())
 	}
@@ -30,16 +30,18 @@ func ledger(t testing.TB, d *Driver) []string {
 		}
 		// A process on its way out has no command line any more, but is there.
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", p.Name(), "cmdline"))
-		if strings.Contains(string(cmdline), d.base) && strings.Contains(string(cmdline), "runsc") {
+		if strings.Contains(string(cmdline), d.keeper.Base) && strings.Contains(string(cmdline), "runsc") {
 			found = append(found, fmt.Sprintf("process %d %.200q", pid, cmdline))
 		}
 	}
-	mounts, err := mountsUnder(d.base)
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range mounts {
-		found = append(found, "mount "+m)
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, d.keeper.Base) {
+			found = append(found, "mount "+line)
+		}
 	}
 	return found
 }
@@ -49,7 +51,7 @@ func cgroupsOf(t testing.TB, d *Driver, ids ...string) []string {
 	t.Helper()
 	var found []string
 	for _, id := range ids {
-		for _, dir := range d.cgroups.Dirs(id) {
+		for _, dir := range d.keeper.Cgroups.Dirs(id) {
 			if _, err := os.Lstat(dir); err == nil {
 				found = append(found, "cgroup "+dir)
 			}

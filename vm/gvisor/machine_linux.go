@@ -1,219 +1,46 @@
 package gvisor
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
-	"net"
-	"sync"
-	"time"
 
-	"github.com/bouvet-run/bouvet/internal/rundir"
-	"github.com/bouvet-run/bouvet/vm"
-	"github.com/bouvet-run/bouvet/vsock"
+	"github.com/bouvet-run/bouvet/internal/life"
 )
-
-// settleTime is how long the end of a sentry may lag behind that of its channel.
-const settleTime = 100 * time.Millisecond
 
 // A machine is one sandbox. It implements vm.Machine.
 type machine struct {
+	*life.Machine
 	driver   *Driver
-	id       string
-	detached bool
-	dir      *rundir.Dir
 	sentry   *process
 	ends     *ends
-	mux      *vsock.Mux
-	runscLog *tail
-	log      *slog.Logger
-	done     chan struct{} // closed when the sentry is gone
-
-	mu        sync.Mutex
-	err       error         // why it ended; set before done is closed
-	killed    bool          // by Destroy
-	destroyed bool          // nothing is left
-	destroy   chan struct{} // closed when the running attempt to destroy ends; nil without one
-	failure   error         // of the last attempt
-}
-
-// ID implements vm.Machine.
-func (m *machine) ID() string { return m.id }
-
-// Done implements vm.Machine.
-func (m *machine) Done() <-chan struct{} { return m.done }
-
-// Err implements vm.Machine.
-func (m *machine) Err() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.err
-}
-
-func (m *machine) ended() bool {
-	select {
-	case <-m.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// Dial implements vm.Machine.
-func (m *machine) Dial(ctx context.Context, port uint32) (net.Conn, error) {
-	m.mu.Lock()
-	killed := m.killed
-	m.mu.Unlock()
-	if killed || m.ended() {
-		return nil, m.gone()
-	}
-	call, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-m.done:
-			cancel()
-		case <-call.Done():
-		}
-	}()
-	conn, err := m.mux.Dial(call, port)
-	if err == nil {
-		return conn, nil
-	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	if m.isGone() {
-		return nil, m.gone()
-	}
-	return nil, fmt.Errorf("cannot dial port %d of machine %s: %w", port, m.id, err)
-}
-
-// isGone reports, after a failed dial, whether the machine has ended or is ending.
-// The end of the channel is seen a little before that of the sentry.
-func (m *machine) isGone() bool {
-	m.mu.Lock()
-	killed := m.killed
-	m.mu.Unlock()
-	select {
-	case <-m.mux.Done():
-	default:
-		return killed || m.ended()
-	}
-	timer := time.NewTimer(settleTime)
-	defer timer.Stop()
-	select {
-	case <-m.done:
-		return true
-	case <-timer.C:
-		return killed
-	}
-}
-
-func (m *machine) gone() error {
-	if err := m.Err(); err != nil {
-		return err
-	}
-	return fmt.Errorf("machine %s: %w: it was destroyed", m.id, vm.ErrGone)
+	runscLog *life.Tail
 }
 
 // watch waits for the sentry's end. It is PID 1 of its PID namespace, so by then the
 // kernel has ended all its processes.
 func (m *machine) watch() {
 	err := m.sentry.wait()
-	m.mu.Lock()
-	switch {
-	case m.killed:
-	case err != nil:
-		m.err = fmt.Errorf("machine %s: %w: cannot watch it: %w", m.id, vm.ErrGone, err)
-	default:
-		m.err = fmt.Errorf("machine %s: %w: %s", m.id, vm.ErrGone, m.cause())
-	}
-	reason := m.err
-	m.mu.Unlock()
-	close(m.done)
-	_ = m.mux.Close()
-	if reason != nil {
-		m.log.Warn("machine ended", slog.String("machine", m.id), slog.Any("error", reason))
-	}
+	m.Ended(func() string {
+		if err != nil {
+			return "cannot watch it: " + err.Error()
+		}
+		return m.cause()
+	})
 }
 
 // cause says what is known about an end that was not asked for.
 func (m *machine) cause() string {
 	cause := "its sentry ended"
-	if m.driver.cgroups.OOMKilled(m.id) {
+	if m.driver.keeper.Cgroups.OOMKilled(m.ID()) {
 		cause = "it ran out of memory"
 	}
-	if s := m.runscLog.messages(); s != "" {
+	if s := messages(m.runscLog.String()); s != "" {
 		cause += ": " + s
 	}
-	if s := oneLine(readHead(m.ends.console, consoleSize)); s != "" {
+	if s := life.OneLine(readHead(m.ends.console, consoleSize)); s != "" {
 		cause += fmt.Sprintf(": console: %q", s)
 	}
 	return cause
 }
 
-// Destroy implements vm.Machine. Of the callers that come together one attempt is
-// shared; it goes on when their contexts end. The grace is a hung-up channel, which
-// makes an agent that is bound to its host end; a detached one is not, and gets none.
-func (m *machine) Destroy(ctx context.Context, grace time.Duration) error {
-	m.mu.Lock()
-	if m.destroyed {
-		m.mu.Unlock()
-		return nil
-	}
-	attempt := m.destroy
-	if attempt == nil {
-		attempt = make(chan struct{})
-		m.destroy, m.killed = attempt, true
-		go m.tearDown(context.WithoutCancel(ctx), grace, attempt)
-	}
-	m.mu.Unlock()
-	select {
-	case <-attempt:
-	case <-ctx.Done():
-		return fmt.Errorf("cannot wait for the end of machine %s: %w", m.id, ctx.Err())
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.destroyed {
-		return nil
-	}
-	return m.failure
-}
-
-func (m *machine) tearDown(ctx context.Context, grace time.Duration, attempt chan struct{}) {
-	err := m.remove(ctx, grace)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.destroyed, m.failure, m.destroy = err == nil, err, nil
-	close(attempt)
-}
-
-func (m *machine) remove(ctx context.Context, grace time.Duration) error {
-	_ = m.mux.Close()
-	if grace > 0 && !m.detached && !m.ended() {
-		timer := time.NewTimer(grace)
-		select {
-		case <-m.done:
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
-	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
-	defer cancel()
-	if err := m.sentry.kill(); err != nil {
-		return err
-	}
-	select {
-	case <-m.done:
-	case <-ctx.Done():
-		return fmt.Errorf("cannot end machine %s: its sentry does not obey SIGKILL: %w", m.id, ctx.Err())
-	}
-	if _, err := m.driver.dismantle(ctx, m.dir); err != nil {
-		return fmt.Errorf("cannot destroy machine %s: %w", m.id, err)
-	}
-	m.ends.close()
-	m.sentry.close()
-	return nil
-}
+// Console implements vm.Machine.
+func (m *machine) Console() []byte { return []byte(readHead(m.ends.console, consoleSize)) }

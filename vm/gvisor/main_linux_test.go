@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -81,7 +82,7 @@ func testDriver(t testing.TB) *Driver {
 
 // options are those that make a driver like d.
 func options(d *Driver) Options {
-	return Options{StateDir: filepath.Dir(d.base), AgentImage: d.agent, Exe: d.exe, CgroupParent: testParent}
+	return Options{StateDir: filepath.Dir(d.keeper.Base), AgentImage: d.agent, Exe: d.exe, CgroupParent: testParent}
 }
 
 // helperExe is the executable that can run a sentry: this one, or another if this
@@ -151,7 +152,9 @@ func create(t testing.TB, d *Driver, c vm.Config) vm.Machine {
 }
 
 // ask sends one line to the stub agent and returns its answer.
-func ask(ctx context.Context, m vm.Machine, line string) (string, error) {
+func ask(ctx context.Context, m interface {
+	Dial(ctx context.Context, port uint32) (net.Conn, error)
+}, line string) (string, error) {
 	c, err := m.Dial(ctx, 52)
 	if err != nil {
 		return "", err

@@ -125,7 +125,7 @@ func eventually(t *testing.T, limit time.Duration, what string, cond func() bool
 
 func sentries(t *testing.T, d *Driver, id string) []int {
 	t.Helper()
-	pids, err := rundir.Carriers(rootFlag(filepath.Join(d.base, id)))
+	pids, err := rundir.Carriers(rootFlag(filepath.Join(d.keeper.Base, id)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestSweepKeepsStrangers(t *testing.T) {
 		"garbage-0001": "{nonsense", "future-00002": `{"version":9,"id":"future-00002","driver":"gvisor"}`,
 		"stranger-003": `{"version":1,"id":"stranger-003","driver":"qemu","state":"running","detached":false,"owner":{"pid":1,"start":1,"boot":"x"}}`,
 	} {
-		dir := filepath.Join(d.base, name)
+		dir := filepath.Join(d.keeper.Base, name)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -255,7 +255,7 @@ func TestSweepKeepsStrangers(t *testing.T) {
 			t.Errorf("got %+v, want it kept with an error", l)
 		}
 	}
-	if entries, _ := os.ReadDir(d.base); len(entries) != 3 {
+	if entries, _ := os.ReadDir(d.keeper.Base); len(entries) != 3 {
 		t.Errorf("got %d directories, want 3", len(entries))
 	}
 }
@@ -269,13 +269,13 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 		t.Skip("this host lets us make no cgroups: run as root, or with a delegated cgroup")
 	}
 	const id = "forged-00001"
-	theirs := d.cgroups.Dirs("bystander")[0]
-	if err := d.cgroups.Create("bystander", cgroup.Limits{MemoryBytes: 64 << 20, CPUs: 1, PIDs: 100}); err != nil {
+	theirs := d.keeper.Cgroups.Dirs("bystander")[0]
+	if err := d.keeper.Cgroups.Create("bystander", cgroup.Limits{MemoryBytes: 64 << 20, CPUs: 1, PIDs: 100}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, dir := range d.cgroups.Dirs("bystander") {
-			if err := d.cgroups.Remove(testContext(t), dir); err != nil {
+		for _, dir := range d.keeper.Cgroups.Dirs("bystander") {
+			if err := d.keeper.Cgroups.Remove(testContext(t), dir); err != nil {
 				t.Error(err)
 			}
 		}
@@ -285,7 +285,7 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bystander.Process.Kill(); _ = bystander.Wait() })
-	if err := d.cgroups.Enter("bystander", bystander.Process.Pid); err != nil {
+	if err := d.keeper.Cgroups.Enter("bystander", bystander.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	known, err := rundir.Identify(bystander.Process.Pid)
@@ -301,7 +301,7 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 		"dots": theirs + "/x/../" + id,
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(d.base, id)
+			dir := filepath.Join(d.keeper.Base, id)
 			if err := os.MkdirAll(dir, 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -324,12 +324,12 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 			}
 		})
 	}
-	for path, want := range map[string]bool{"/sys/fs/cgroup/memory": false, "/sys/fs/cgroup": false, "/": false, d.cgroups.Dirs(id)[0]: true} {
+	for path, want := range map[string]bool{"/sys/fs/cgroup/memory": false, "/sys/fs/cgroup": false, "/": false, d.keeper.Cgroups.Dirs(id)[0]: true} {
 		if got := cgroup.Owned(path, filepath.Base(path)); got != want {
 			t.Errorf("%s: got %v, want %v", path, got, want)
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(d.base, id)); err != nil {
+	if err := os.RemoveAll(filepath.Join(d.keeper.Base, id)); err != nil {
 		t.Error(err)
 	}
 }
@@ -387,6 +387,6 @@ func TestRootless(t *testing.T) {
 	if err := o.cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	d.base = filepath.Join(state, "machines")
+	d.keeper.Base = filepath.Join(state, "machines")
 	wantNothing(t, d, c.ID)
 }

@@ -56,7 +56,7 @@ func TestPosture(t *testing.T) {
 		t.Errorf("root directory: got %v, %v", root, err)
 	}
 	if d.Features().MemoryLimit {
-		for _, dir := range d.cgroups.Dirs(c.ID) {
+		for _, dir := range d.keeper.Cgroups.Dirs(c.ID) {
 			if pids, err := cgroup.PIDs(dir); err != nil || !slices.Contains(pids, pid) {
 				t.Errorf("cgroup %s: got %v, %v, want %d in it", dir, pids, err, pid)
 			}
@@ -64,7 +64,7 @@ func TestPosture(t *testing.T) {
 	}
 
 	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
-	for _, s := range d.cgroups.Settings(c.ID, limits) {
+	for _, s := range d.keeper.Cgroups.Settings(c.ID, limits) {
 		got, err := os.ReadFile(s.Path)
 		if s.Optional && os.IsNotExist(err) {
 			continue

@@ -52,7 +52,7 @@ func TestConformance(t *testing.T) {
 func cpuTime(t testing.TB, m vm.Machine) time.Duration {
 	t.Helper()
 	d := m.(*machine).driver
-	for _, dir := range d.cgroups.Dirs(m.ID()) {
+	for _, dir := range d.keeper.Cgroups.Dirs(m.ID()) {
 		if data, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage")); err == nil { // v1, in ns
 			return number(t, string(data))
 		}
@@ -83,7 +83,7 @@ func number(t testing.TB, s string) time.Duration {
 func stubTime(t testing.TB, d *Driver, id string) time.Duration {
 	t.Helper()
 	const tick = time.Second / 100
-	dirs := d.cgroups.Dirs(id)
+	dirs := d.keeper.Cgroups.Dirs(id)
 	pids, err := cgroup.PIDs(dirs[len(dirs)-1])
 	if err != nil {
 		t.Fatal(err)

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vsock"
@@ -25,18 +25,18 @@ const (
 	pidsMax = 512
 	// startTimeout bounds the time from QEMU's start to its first answer.
 	startTimeout = 20 * time.Second
-	// cleanupTimeout bounds the removal of a machine, which does not end with the
-	// caller's context.
-	cleanupTimeout = 30 * time.Second
+	// consoleTail and stderrTail are how much of the guest's console and of QEMU's
+	// messages is kept, in bytes.
+	consoleTail = vm.MaxConsole
+	stderrTail  = 8 << 10
 )
 
 // A Driver runs machines under QEMU. It implements vm.Driver.
 type Driver struct {
-	base      string // directory of the machines' directories
+	keeper    *life.Keeper
 	program   string
 	kernel    kernel.Kernel
 	initramfs string
-	cgroups   *cgroup.Tree
 	log       *slog.Logger
 }
 
@@ -56,10 +56,12 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("cannot use QEMU: %w: %w; install it with apt-get install %s", vm.ErrUnsupported, err, Package)
 	}
 	d := &Driver{
-		base:    filepath.Join(o.StateDir, "machines"),
+		keeper: &life.Keeper{
+			Driver: Name, Base: filepath.Join(o.StateDir, "machines"),
+			Cgroups: cgroup.Find(o.CgroupParent), Mark: nameArg,
+		},
 		program: program,
 		kernel:  o.Kernel,
-		cgroups: cgroup.Find(o.CgroupParent),
 		log:     o.Log,
 	}
 	if d.initramfs, err = makeInitramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel); err != nil {
@@ -79,7 +81,7 @@ func (d *Driver) Features() vm.Features {
 	return vm.Features{
 		Isolation:   "microvm",
 		MemoryLimit: true, // a machine has no more than it was given
-		CPULimit:    d.cgroups.Limits("cpu"),
+		CPULimit:    d.keeper.Cgroups.Limits("cpu"),
 		Detached:    true,
 	}
 }
@@ -97,33 +99,12 @@ func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 		return nil, err
 	}
 	defer files.close()
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	dir, err := rundir.Create(d.base, c.ID, d.intent(&c))
-	if errors.Is(err, rundir.ErrExists) {
-		return nil, fmt.Errorf("cannot create machine %s: %w", c.ID, vm.ErrExists)
-	}
-	if err != nil {
-		return nil, err
-	}
-	m, err := d.create(ctx, &c, files, dir)
-	if err != nil {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		_, cleanErr := d.dismantle(clean, dir)
-		return nil, errors.Join(fmt.Errorf("cannot create machine %s: %w", c.ID, err), cleanErr)
-	}
-	return m, nil
+	return d.keeper.Make(ctx, &c, func(dir *rundir.Dir) (vm.Machine, error) { return d.create(ctx, &c, files, dir) })
 }
 
-// intent is the record of a machine that is about to be made.
-func (d *Driver) intent(c *vm.Config) rundir.Record {
-	r := rundir.Record{Driver: Name, State: rundir.StateCreating, Detached: c.Detached}
-	for _, path := range d.cgroups.Dirs(c.ID) {
-		r.Add(rundir.Resource{Kind: rundir.KindCgroup, Path: path})
-	}
-	return r
+// Sweep implements vm.Driver. Detached machines that run are no leftovers.
+func (d *Driver) Sweep(ctx context.Context, remove bool) ([]vm.Leftover, error) {
+	return d.keeper.Sweep(ctx, remove)
 }
 
 // files are what QEMU reads, opened by us.
@@ -157,22 +138,16 @@ func (d *Driver) openFiles(c *vm.Config) (_ *files, err error) {
 	return f, nil
 }
 
-func (d *Driver) create(ctx context.Context, c *vm.Config, f *files, dir *rundir.Dir) (_ *machine, err error) {
+func (d *Driver) create(ctx context.Context, c *vm.Config, f *files, dir *rundir.Dir) (_ vm.Machine, err error) {
 	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
-	if err := d.cgroups.Create(c.ID, limits); err != nil {
+	if err := d.keeper.Cgroups.Create(c.ID, limits); err != nil {
 		return nil, err
 	}
 	h, g, err := makeEnds()
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{
-		driver: d, id: c.ID, detached: c.Detached, dir: dir, log: c.Log, done: make(chan struct{}),
-		console: newTail(consoleTail), said: newTail(stderrTail),
-	}
-	if m.log == nil {
-		m.log = slog.New(slog.DiscardHandler)
-	}
+	m := &machine{driver: d, console: life.NewTail(consoleTail), said: life.NewTail(stderrTail)}
 	p, err := d.start(ctx, c, f, g, dir.Path(), m.said)
 	g.close()
 	if err != nil {
@@ -181,12 +156,13 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, f *files, dir *rundir
 	}
 	// From here on all ends with the machine. The session's first words wait in the
 	// channel when the agent comes up.
-	m.process, m.mux, m.qmp = p, vsock.NewMux(h.channel), newQMP(h.qmp)
+	m.process, m.qmp = p, newQMP(h.qmp)
+	m.Machine = life.NewMachine(life.Parts{Config: c, Keeper: d.keeper, Dir: dir, Channel: vsock.NewMux(h.channel), Kill: p.kill})
 	m.follow(h.console)
 	go m.watch()
 	defer func() {
 		if err != nil {
-			m.abandon()
+			m.Abandon()
 		}
 	}()
 	if err := d.release(ctx, m, h); err != nil {
@@ -205,7 +181,7 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, f *files, dir *rundir
 // release puts QEMU, which waits at its gate, under its limits, opens the gate and
 // waits until it answers.
 func (d *Driver) release(ctx context.Context, m *machine, h *hostEnds) error {
-	err := d.cgroups.Enter(m.id, m.process.cmd.Process.Pid)
+	err := d.keeper.Cgroups.Enter(m.ID(), m.process.cmd.Process.Pid)
 	if closeErr := h.gate.Close(); err == nil {
 		err = closeErr
 	}
@@ -221,10 +197,10 @@ func (d *Driver) release(ctx context.Context, m *machine, h *hostEnds) error {
 		return ctx.Err()
 	}
 	// If it has ended, that is why.
-	settled := time.NewTimer(settleTime)
+	settled := time.NewTimer(life.SettleTime)
 	defer settled.Stop()
 	select {
-	case <-m.done:
+	case <-m.Done():
 		return fmt.Errorf("QEMU did not start: %s", m.cause())
 	case <-settled.C:
 		return fmt.Errorf("QEMU does not answer: %w", err)

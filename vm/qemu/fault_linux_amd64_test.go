@@ -80,7 +80,7 @@ func TestDoesNotStart(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
-			if entries, _ := os.ReadDir(d.base); len(entries) > 0 {
+			if entries, _ := os.ReadDir(d.keeper.Base); len(entries) > 0 {
 				t.Errorf("left %v", entries)
 			}
 		})
@@ -152,7 +152,7 @@ func TestPosture(t *testing.T) {
 			t.Errorf("two machines are both of user %d", a.Uid)
 		}
 	}
-	for _, dir := range d.cgroups.Dirs(c.ID) {
+	for _, dir := range d.keeper.Cgroups.Dirs(c.ID) {
 		if pids, err := cgroup.PIDs(dir); err != nil || !slices.Contains(pids, pid) {
 			t.Errorf("%s: got %v, %v, want %d in it", dir, pids, err, pid)
 		}
@@ -174,23 +174,5 @@ func TestPosture(t *testing.T) {
 		if target != "/dev/null" && (err != nil || !strings.Contains(string(info), "flags:\t0100000\n") && !strings.Contains(string(info), "flags:\t02100000\n")) {
 			t.Errorf("%s is not open read-only: %s, %v", target, info, err)
 		}
-	}
-}
-
-func TestTail(t *testing.T) {
-	tl := newTail(4)
-	for _, s := range []string{"a", "bcd", "", "efghijklmnop", "q"} {
-		if n, err := tl.Write([]byte(s)); n != len(s) || err != nil {
-			t.Errorf("Write %q: got %d, %v", s, n, err)
-		}
-	}
-	if got := tl.String(); got != "nopq" {
-		t.Errorf("got %q, want nopq", got)
-	}
-	if got := oneLine(" a\x1b[2J\nb\xff "); got != "a; [2J; b?" {
-		t.Errorf("got %q", got)
-	}
-	if got := lastWords("x\nKernel panic - not syncing: y\nCPU: 0\n"); got != "x\nKernel panic - not syncing: y" {
-		t.Errorf("got %q", got)
 	}
 }

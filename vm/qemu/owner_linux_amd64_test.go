@@ -92,7 +92,7 @@ func killedOwner(t *testing.T, o orders, want string, wait time.Duration) {
 
 func machines(t *testing.T, d *Driver, id string) []int {
 	t.Helper()
-	pids, err := rundir.Carriers(nameArg(filepath.Join(d.base, id)))
+	pids, err := rundir.Carriers(nameArg(filepath.Join(d.keeper.Base, id)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func wantSwept(t *testing.T, d *Driver, id string) {
 	if pids := machines(t, d, id); len(pids) > 0 {
 		t.Errorf("processes are left: %v", pids)
 	}
-	if entries, _ := os.ReadDir(d.base); len(entries) > 0 {
+	if entries, _ := os.ReadDir(d.keeper.Base); len(entries) > 0 {
 		t.Errorf("directories are left: %v", entries)
 	}
 }

@@ -281,6 +281,23 @@ func (m *fakeMachine) Destroy(ctx context.Context, _ time.Duration) error {
 	return nil
 }
 
+// Restore implements vm.Driver.
+func (f *Fake) Restore(context.Context, vm.Config, string) (vm.Machine, error) {
+	return nil, vm.ErrUnsupported
+}
+
+// Pause implements vm.Machine.
+func (m *fakeMachine) Pause(context.Context) error { return vm.ErrUnsupported }
+
+// Resume implements vm.Machine.
+func (m *fakeMachine) Resume(context.Context) error { return vm.ErrUnsupported }
+
+// Snapshot implements vm.Machine.
+func (m *fakeMachine) Snapshot(context.Context, string) error { return vm.ErrUnsupported }
+
+// Console implements vm.Machine.
+func (m *fakeMachine) Console() []byte { return nil }
+
 // socketpair returns the two ends of a stream of bytes.
 func socketpair() (host, guest net.Conn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -3,10 +3,12 @@ package gvisor
 import (
 	"strings"
 	"testing"
+
+	"github.com/bouvet-run/bouvet/internal/life"
 )
 
 // T06, T23: what a sandbox says is kept in part, and told on one line.
-func TestTail(t *testing.T) {
+func TestMessages(t *testing.T) {
 	long := strings.Repeat("x", 3*tailSize)
 	for _, tt := range []struct {
 		name   string
@@ -21,7 +23,7 @@ func TestTail(t *testing.T) {
 		{"flood", []string{long, "end"}, "..." + strings.Repeat("x", 1497) + "end"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var l tail
+			l := life.NewTail(tailSize)
 			for _, w := range tt.writes {
 				if n, err := l.Write([]byte(w)); n != len(w) || err != nil {
 					t.Fatalf("Write: got %d, %v", n, err)
@@ -30,7 +32,7 @@ func TestTail(t *testing.T) {
 			if n := len(l.String()); n > tailSize {
 				t.Errorf("kept %d bytes, want at most %d", n, tailSize)
 			}
-			if got := l.messages(); got != tt.want {
+			if got := messages(l.String()); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})

@@ -1,4 +1,4 @@
-package qemu
+package life
 
 import (
 	"strings"
@@ -6,26 +6,22 @@ import (
 	"unicode"
 )
 
-const (
-	// consoleTail and stderrTail are how much of the guest's console and of QEMU's
-	// messages is kept, in bytes.
-	consoleTail = 64 << 10
-	stderrTail  = 8 << 10
-	// causeMax bounds what of them an error tells.
-	causeMax = 1000
-)
+// causeMax bounds what of a process's words an error tells, in bytes.
+const causeMax = 1500
 
-// A tail keeps the end of what is written to it.
-type tail struct {
+// A Tail keeps the end of what is written to it. Its methods are safe for
+// concurrent use.
+type Tail struct {
 	limit int
 	mu    sync.Mutex
 	buf   []byte
 }
 
-func newTail(limit int) *tail { return &tail{limit: limit} }
+// NewTail returns a Tail of at most limit bytes.
+func NewTail(limit int) *Tail { return &Tail{limit: limit} }
 
 // Write implements io.Writer and never fails.
-func (t *tail) Write(p []byte) (int, error) {
+func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := len(p)
@@ -37,14 +33,17 @@ func (t *tail) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-func (t *tail) String() string {
+// Bytes returns a copy of what is kept.
+func (t *Tail) Bytes() []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return string(t.buf[max(0, len(t.buf)-t.limit):])
+	return append([]byte(nil), t.buf[max(0, len(t.buf)-t.limit):]...)
 }
 
-// oneLine makes the end of a text fit for an error: the guest may have written it.
-func oneLine(s string) string {
+func (t *Tail) String() string { return string(t.Bytes()) }
+
+// OneLine makes the end of a text fit for an error: the guest may have written it.
+func OneLine(s string) string {
 	s = strings.TrimSpace(strings.ToValidUTF8(s, "?"))
 	if len(s) > causeMax {
 		s = "..." + strings.ToValidUTF8(s[len(s)-causeMax:], "")
@@ -52,9 +51,9 @@ func oneLine(s string) string {
 	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }), "; ")
 }
 
-// lastWords leaves out the registers and the calls that a kernel that panics prints
-// after it has said why.
-func lastWords(console string) string {
+// LastWords leaves out the registers and the calls that a Linux kernel that panics
+// prints after it has said why.
+func LastWords(console string) string {
 	at := strings.LastIndex(console, "Kernel panic")
 	if at < 0 {
 		return console
