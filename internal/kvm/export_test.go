@@ -1,0 +1,7 @@
+package kvm
+
+// What tests judge another process than the one with the guest by.
+var (
+	Run    = run
+	Report = report
+)

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package kvm
+
+import "os/exec"
+
+func dieWithParent(*exec.Cmd) {}
