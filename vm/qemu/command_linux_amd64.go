@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bouvet-run/bouvet/internal/bootfiles"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -58,7 +59,7 @@ func kernelArgs(c *vm.Config) string {
 		hostname = c.ID
 	}
 	args := []string{
-		"console=ttyS0", "quiet", "rdinit=" + agentPath, "bouvet.hostname=" + hostname,
+		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "bouvet.hostname=" + hostname,
 		// Its time stamp counter is ours, and without a timer it cannot measure it.
 		fmt.Sprintf("tsc_early_khz=%d", tscKHz()), "tsc=reliable", "no_timer_check",
 		// A machine that panics ends at once.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/bouvet-run/bouvet/internal/bootfiles"
 	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/internal/life"
@@ -64,7 +65,7 @@ func New(o Options) (*Driver, error) {
 		kernel:  o.Kernel,
 		log:     o.Log,
 	}
-	if d.initramfs, err = makeInitramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel); err != nil {
+	if d.initramfs, err = bootfiles.Initramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel); err != nil {
 		return nil, fmt.Errorf("cannot make initramfs: %w", err)
 	}
 	if d.log == nil {

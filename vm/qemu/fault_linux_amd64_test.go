@@ -13,6 +13,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/image/imagetest"
 	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -148,8 +149,8 @@ func TestPosture(t *testing.T) {
 		if strings.Contains(string(status), "Uid:\t0\t") || !strings.Contains(string(status), "Groups:\t \n") {
 			t.Errorf("it runs as root, or in groups: %s", status)
 		}
-		if a, b := credential("one"), credential("two"); a.Uid == b.Uid {
-			t.Errorf("two machines are both of user %d", a.Uid)
+		if a, b := life.User("one"), life.User("two"); a == b {
+			t.Errorf("two machines are both of user %d", a)
 		}
 	}
 	for _, dir := range d.keeper.Cgroups.Dirs(c.ID) {

@@ -4,27 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
-	"strconv"
-	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
 const (
-	// Each machine of root's has a user of its own, of these; see credential.
-	uidBase, uidCount = 0x70000000, 0x0fff0000
-	nobody            = 65534
 	// outputDelay is how long the end of QEMU's output may lag behind that of QEMU.
 	outputDelay = time.Second
 )
@@ -121,62 +114,15 @@ func (d *Driver) start(ctx context.Context, c *vm.Config, f *files, g *guestEnds
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	}
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Credential = credential(c.ID)
+		user := life.User(c.ID)
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user, Gid: user}
 		// It opens this one by its name, as its user.
-		if err := g.gate.Chown(int(cmd.SysProcAttr.Credential.Uid), -1); err != nil {
+		if err := g.gate.Chown(int(user), -1); err != nil {
 			return nil, fmt.Errorf("cannot hand over gate: %w", err)
 		}
 	}
-	started := make(chan error, 1)
-	parent() <- func() { started <- cmd.Start() }
-	if err := <-started; err != nil {
+	if err := life.Start(cmd); err != nil {
 		return nil, fmt.Errorf("cannot start QEMU: %w", err)
 	}
 	return &process{cmd}, nil
-}
-
-// parent takes what is to run on the thread that is the parent of machines. The
-// kernel takes the end of that thread, not of the process, for the death of their
-// owner; so it lives as long as the process.
-var parent = sync.OnceValue(func() chan<- func() {
-	work := make(chan func())
-	go func() {
-		runtime.LockOSThread()
-		for f := range work {
-			f()
-		}
-	}()
-	return work
-})
-
-// credential is the user that the QEMU of machine id runs as, nobody's on a usual
-// host; where this user namespace is too small for that, it is the user nobody.
-func credential(id string) *syscall.Credential {
-	h := fnv.New32a()
-	_, _ = io.WriteString(h, id)
-	uid := uidBase + h.Sum32()%uidCount
-	if !mapped("/proc/self/uid_map", uid) || !mapped("/proc/self/gid_map", uid) {
-		uid = nobody
-	}
-	return &syscall.Credential{Uid: uid, Gid: uid}
-}
-
-// mapped reports whether a map of user_namespaces(7) has id.
-func mapped(path string, id uint32) bool {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Fields(line)
-		if len(fields) != 3 {
-			continue
-		}
-		first, err1 := strconv.ParseUint(fields[0], 10, 32)
-		count, err2 := strconv.ParseUint(fields[2], 10, 33)
-		if err1 == nil && err2 == nil && uint64(id) >= first && uint64(id) < first+count {
-			return true
-		}
-	}
-	return false
 }

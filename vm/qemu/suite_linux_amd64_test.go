@@ -19,6 +19,7 @@ import (
 	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/guest"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
@@ -30,7 +31,7 @@ var testParent = fmt.Sprintf("bouvet-test-%d", os.Getpid())
 
 func TestMain(m *testing.M) {
 	testutil.Personas(map[string]func() int{"owner": own})
-	parent() // it lives as long as the process, so no ledger may see it come
+	life.Ready() // so that no ledger sees its thread come
 	code := m.Run()
 	for _, dir := range cgroup.Find(testParent).Dirs("x") {
 		_ = os.Remove(filepath.Dir(dir))

@@ -1,4 +1,4 @@
-package qemu
+package bootfiles
 
 import (
 	"bytes"
@@ -15,10 +15,11 @@ import (
 	"github.com/bouvet-run/bouvet/internal/kernel"
 )
 
-// The agent's place in the guest; see agent/microvm_linux.go.
+// AgentPath is the agent's place in the guest; see agent/microvm_linux.go.
+const AgentPath = "/" + agentDir + "/agent"
+
 const (
 	agentDir   = ".bouvet"
-	agentPath  = "/" + agentDir + "/agent"
 	modulesDir = ".modules"
 )
 
@@ -31,9 +32,10 @@ const (
 	tempLifetime = time.Hour
 )
 
-// makeInitramfs writes the first file system of guests, if it is not there, and
-// returns its path. Its name is its content's digest.
-func makeInitramfs(dir string, agent []byte, k *kernel.Kernel) (string, error) {
+// Initramfs writes the first file system of guests of kernel k into dir, if it is not
+// there, and returns its path. Its name is its content's digest. What nobody has used
+// in a month goes.
+func Initramfs(dir string, agent []byte, k *kernel.Kernel) (string, error) {
 	if len(agent) == 0 {
 		return "", errors.New("there is no agent")
 	}
@@ -41,7 +43,7 @@ func makeInitramfs(dir string, agent []byte, k *kernel.Kernel) (string, error) {
 		{Name: "dev", Mode: initramfs.ModeDir},
 		{Name: "dev/console", Mode: initramfs.ModeChar, Major: 5, Minor: 1},
 		{Name: agentDir, Mode: initramfs.ModeDir},
-		{Name: agentPath[1:], Mode: initramfs.ModeProg, Data: agent},
+		{Name: AgentPath[1:], Mode: initramfs.ModeProg, Data: agent},
 		{Name: modulesDir, Mode: initramfs.ModeDir},
 	}
 	for i, part := range k.Manifest.Modules {
@@ -88,8 +90,8 @@ func prune(dir string) {
 	}
 }
 
-// replace writes the file at path as a whole. QEMU's user may read it by a
-// descriptor.
+// replace writes the file at path as a whole. The user of a virtual machine monitor
+// may read it, if it is handed to him.
 func replace(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix)
 	if err != nil {

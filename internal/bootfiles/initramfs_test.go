@@ -1,4 +1,4 @@
-package qemu
+package bootfiles
 
 import (
 	"os"
@@ -10,9 +10,9 @@ import (
 )
 
 // It is made once, mended if it was changed, and kept while it is used (T31).
-func TestMakeInitramfs(t *testing.T) {
+func TestInitramfs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "initramfs")
-	path, err := makeInitramfs(dir, []byte("agent"), &kernel.Kernel{})
+	path, err := Initramfs(dir, []byte("agent"), &kernel.Kernel{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestMakeInitramfs(t *testing.T) {
 			}
 		}
 	}
-	again, err := makeInitramfs(dir, []byte("agent"), &kernel.Kernel{})
+	again, err := Initramfs(dir, []byte("agent"), &kernel.Kernel{})
 	if err != nil || again != path {
 		t.Fatalf("got %s, %v, want %s", again, err, path)
 	}
@@ -44,10 +44,10 @@ func TestMakeInitramfs(t *testing.T) {
 	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
 		t.Errorf("got %v, want it and the young one", entries)
 	}
-	if other, err := makeInitramfs(dir, []byte("another"), &kernel.Kernel{}); err != nil || other == path {
+	if other, err := Initramfs(dir, []byte("another"), &kernel.Kernel{}); err != nil || other == path {
 		t.Errorf("another agent: got %s, %v", other, err)
 	}
-	if _, err := makeInitramfs(dir, nil, &kernel.Kernel{}); err == nil {
+	if _, err := Initramfs(dir, nil, &kernel.Kernel{}); err == nil {
 		t.Error("an initramfs without an agent was made")
 	}
 }
