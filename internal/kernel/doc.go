@@ -1,6 +1,7 @@
 // Package kernel gets guest kernels and keeps them: the distribution's cloud
 // kernel, fetched and verified by apt, with its image uncompressed and the modules
-// that a sandbox needs.
+// that a sandbox needs; or a small one of our own configuration, built from the
+// distribution's source; or one that somebody else has made.
 //
 // A kernel is a directory named by the digest of its manifest, which in turn names
 // its parts by theirs. It is made whole, under another name, and never changed.
@@ -8,6 +9,7 @@ package kernel
 
 import (
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -33,7 +35,36 @@ type Manifest struct {
 	Image Part `json:"image"`
 	// Modules are in the order in which they have to be loaded.
 	Modules []Part `json:"modules"`
+	// Config is the configuration that the kernel was made with (a .config), where
+	// it is known.
+	Config *Part `json:"config,omitempty"`
+	// Features are what a driver may count on, in order; see Feature. They follow
+	// from Config: without one there are none.
+	Features []Feature `json:"features,omitempty"`
 }
+
+// A Feature is something that a kernel can do without a module, and that not all
+// can. Drivers choose how to start a machine by it.
+type Feature string
+
+// Features.
+const (
+	// MMIOCmdline: virtio devices are found by the command line, so that a machine
+	// can do without ACPI (CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES).
+	MMIOCmdline Feature = "mmio-cmdline"
+	// Vsock is CONFIG_VIRTIO_VSOCKETS.
+	Vsock Feature = "vsock"
+	// Ext4 is CONFIG_EXT4_FS, for a writable layer on a disk.
+	Ext4 Feature = "ext4"
+	// VMGenID: a machine that was restored from a snapshot is told so by its
+	// hypervisor, and its random numbers are renewed (CONFIG_VMGENID).
+	VMGenID Feature = "vmgenid"
+	// NFTables is CONFIG_NF_TABLES.
+	NFTables Feature = "nftables"
+)
+
+// Has reports whether the kernel is known to have feature f.
+func (m *Manifest) Has(f Feature) bool { return slices.Contains(m.Features, f) }
 
 // A Part is a file of a kernel.
 type Part struct {

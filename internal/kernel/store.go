@@ -126,7 +126,13 @@ func (s *Store) read(name string) (Kernel, error) {
 	return k, nil
 }
 
-func (k *Kernel) parts() []Part { return append([]Part{k.Manifest.Image}, k.Manifest.Modules...) }
+func (k *Kernel) parts() []Part {
+	all := append([]Part{k.Manifest.Image}, k.Manifest.Modules...)
+	if k.Manifest.Config != nil {
+		all = append(all, *k.Manifest.Config)
+	}
+	return all
+}
 
 // ImagePath is the absolute path of the ELF image.
 func (k *Kernel) ImagePath() string { return filepath.Join(k.Dir, k.Manifest.Image.Name) }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/bouvet-run/bouvet/internal/bootfiles"
+	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -28,7 +29,7 @@ const portName = "bouvet"
 func nameArg(dir string) string { return "guest=" + strings.ReplaceAll(dir, ",", ",,") }
 
 // arguments is QEMU's command line without the program.
-func arguments(c *vm.Config, dir string) []string {
+func arguments(c *vm.Config, k *kernel.Manifest, dir string) []string {
 	fd := func(n int) string { return "/proc/self/fd/" + strconv.Itoa(n) }
 	return []string{
 		"-name", nameArg(dir),
@@ -36,12 +37,12 @@ func arguments(c *vm.Config, dir string) []string {
 		// The gate: QEMU reads this, which is empty, before it does anything else.
 		"-readconfig", fd(gateFD),
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-machine", "microvm",
+		"-machine", machineType(k),
 		"-accel", "tcg,tb-size=64",
 		// The fastest under TCG: later models have instructions that are slow there.
 		"-cpu", "Nehalem-v1,+rdrand",
 		"-m", strconv.Itoa(c.MemoryMiB), "-smp", strconv.Itoa(c.VCPUs),
-		"-kernel", fd(kernelFD), "-initrd", fd(initramfsFD), "-append", kernelArgs(c),
+		"-kernel", fd(kernelFD), "-initrd", fd(initramfsFD), "-append", kernelArgs(c, k),
 		"-add-fd", fmt.Sprintf("fd=%d,set=1", imageFD),
 		"-blockdev", "driver=raw,node-name=image,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off",
 		"-device", "virtio-blk-device,drive=image",
@@ -52,8 +53,17 @@ func arguments(c *vm.Config, dir string) []string {
 	}
 }
 
+// machineType is the machine that suits a kernel: one that finds its devices by the
+// command line starts sooner without ACPI.
+func machineType(k *kernel.Manifest) string {
+	if k.Has(kernel.MMIOCmdline) {
+		return "microvm,acpi=off"
+	}
+	return "microvm"
+}
+
 // kernelArgs is the guest's kernel command line.
-func kernelArgs(c *vm.Config) string {
+func kernelArgs(c *vm.Config, k *kernel.Manifest) string {
 	hostname := c.Hostname
 	if hostname == "" {
 		hostname = c.ID
@@ -66,8 +76,16 @@ func kernelArgs(c *vm.Config) string {
 		"panic=-1", "reboot=t",
 		// Emulated processors do not speculate, and are slow at testing themselves.
 		"mitigations=off", "cryptomgr.notests",
-		"--", "-mux", "virtio:" + portName, "-poweroff", "-log-level", "warn",
 	}
+	if k.Has(kernel.MMIOCmdline) {
+		// Without ACPI there is the old timer, which spares measuring the new one. QEMU
+		// adds the devices at the end, so the agent's own arguments must not be fenced
+		// off: the kernel passes on what it does not know.
+		args = append(args, "noapictimer", "pci=off")
+	} else {
+		args = append(args, "--")
+	}
+	args = append(args, "-mux", "virtio:"+portName, "-poweroff", "-log-level", "warn")
 	if !c.Detached {
 		args = append(args, "-host-bound")
 	}

@@ -102,7 +102,7 @@ func (p *process) kill() error {
 // start starts QEMU, which waits at its gate. Its messages go to said.
 func (d *Driver) start(ctx context.Context, c *vm.Config, f *files, g *guestEnds, dir string, said io.Writer) (*process, error) {
 	// ctx bounds the call that makes the machine, and not the machine's life.
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.program, arguments(c, dir)...)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.program, arguments(c, &d.kernel.Manifest, dir)...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = said, said
