@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,9 +34,10 @@ const (
 )
 
 // Initramfs writes the first file system of guests of kernel k into dir, if it is not
-// there, and returns its path. Its name is its content's digest. What nobody has used
-// in a month goes.
-func Initramfs(dir string, agent []byte, k *kernel.Kernel) (string, error) {
+// there, and returns its path. Its name is its content's digest. The modules named in
+// without, as the kernel knows them, are left out: they are for other machines. What
+// nobody has used in a month goes.
+func Initramfs(dir string, agent []byte, k *kernel.Kernel, without ...string) (string, error) {
 	if len(agent) == 0 {
 		return "", errors.New("there is no agent")
 	}
@@ -47,6 +49,9 @@ func Initramfs(dir string, agent []byte, k *kernel.Kernel) (string, error) {
 		{Name: modulesDir, Mode: initramfs.ModeDir},
 	}
 	for i, part := range k.Manifest.Modules {
+		if slices.Contains(without, moduleName(part.Name)) {
+			continue
+		}
 		data, err := k.Read(part)
 		if err != nil {
 			return "", err
@@ -69,6 +74,18 @@ func Initramfs(dir string, agent []byte, k *kernel.Kernel) (string, error) {
 	}
 	prune(dir)
 	return path, replace(path, archive.Bytes())
+}
+
+// HasModule reports whether k brings a module, or has no modules because all that a
+// guest needs is built in.
+func HasModule(k *kernel.Kernel, name string) bool {
+	return len(k.Manifest.Modules) == 0 ||
+		slices.ContainsFunc(k.Manifest.Modules, func(p kernel.Part) bool { return moduleName(p.Name) == name })
+}
+
+// moduleName is the name by which the kernel knows the module in file.
+func moduleName(file string) string {
+	return strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".ko"), "-", "_")
 }
 
 // prune removes what nobody has used in a long time, and files of writers that were

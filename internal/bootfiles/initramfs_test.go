@@ -1,6 +1,9 @@
 package bootfiles
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"path/filepath"
 	"testing"
@@ -49,5 +52,34 @@ func TestInitramfs(t *testing.T) {
 	}
 	if _, err := Initramfs(dir, nil, &kernel.Kernel{}); err == nil {
 		t.Error("an initramfs without an agent was made")
+	}
+}
+
+// A module that is for other machines is left out, and is known by its kernel's name.
+func TestWithout(t *testing.T) {
+	store := t.TempDir()
+	k := kernel.Kernel{Dir: store}
+	for _, name := range []string{"a-b.ko", "c.ko"} {
+		if err := os.WriteFile(filepath.Join(store, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256([]byte(name))
+		k.Manifest.Modules = append(k.Manifest.Modules, kernel.Part{Name: name, Digest: "sha256:" + hex.EncodeToString(sum[:])})
+	}
+	for without, want := range map[string]bool{"a_b": false, "c": true} {
+		path, err := Initramfs(t.TempDir(), []byte("agent"), &k, without)
+		if err != nil {
+			t.Fatal(err)
+		}
+		archive, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := bytes.Contains(archive, []byte("000-a-b.ko")); got != want {
+			t.Errorf("without %s: a-b.ko is there: %v, want %v", without, got, want)
+		}
+	}
+	if !HasModule(&k, "a_b") || HasModule(&k, "vsock") || !HasModule(&kernel.Kernel{}, "vsock") {
+		t.Error("HasModule does not know what is there, or built in")
 	}
 }

@@ -16,9 +16,13 @@ import (
 // ErrNone means that the store holds no kernel.
 var ErrNone = errors.New("there is no guest kernel")
 
-// Modules are the modules that a guest on QEMU's microvm machine needs besides
-// what Debian's cloud kernel has built in; those that they need come with them.
-var Modules = []string{"virtio_mmio", "virtio_blk", "virtio_console", "erofs", "overlay"}
+// Modules are the modules that a guest on QEMU's microvm machine or on Firecracker
+// needs besides what Debian's cloud kernel has built in; those that they need come
+// with them. Which of them a machine gets is its driver's to say.
+var Modules = []string{
+	"virtio_mmio", "virtio_blk", "virtio_console", "erofs", "overlay",
+	"vmw_vsock_virtio_transport", "virtio_rng",
+}
 
 // A Manifest describes a kernel.
 type Manifest struct {

@@ -32,6 +32,9 @@ const (
 	stderrTail  = 8 << 10
 )
 
+// otherModules are those of a kernel that are of no use to a guest here.
+var otherModules = []string{"vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport", "virtio_rng"}
+
 // A Driver runs machines under QEMU. It implements vm.Driver.
 type Driver struct {
 	keeper    *life.Keeper
@@ -65,7 +68,7 @@ func New(o Options) (*Driver, error) {
 		kernel:  o.Kernel,
 		log:     o.Log,
 	}
-	if d.initramfs, err = bootfiles.Initramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel); err != nil {
+	if d.initramfs, err = bootfiles.Initramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel, otherModules...); err != nil {
 		return nil, fmt.Errorf("cannot make initramfs: %w", err)
 	}
 	if d.log == nil {
