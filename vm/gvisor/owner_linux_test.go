@@ -334,20 +334,20 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 	}
 }
 
-// readable is a copy of an image that every user can read.
-func readable(t *testing.T, image string) string {
+// readable is a copy of an image or a program that every user can use.
+func readable(t *testing.T, path string) string {
 	t.Helper()
-	in, err := os.Open(image)
+	in, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = in.Close() }()
-	out, err := os.CreateTemp(scratch, "image-")
+	out, err := os.CreateTemp(scratch, "readable-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = io.Copy(out, in)
-	if err := errors.Join(err, out.Chmod(0o444), out.Close()); err != nil {
+	if err := errors.Join(err, out.Chmod(0o555), out.Close()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(out.Name()) })
@@ -378,6 +378,9 @@ func TestRootless(t *testing.T) {
 	c.Image = readable(t, c.Image)
 	opts := options(d)
 	opts.StateDir = state
+	if opts.Exe != "/proc/self/exe" { // perhaps in a directory that is root's alone
+		opts.Exe = readable(t, opts.Exe)
+	}
 	o := startOwner(t, orders{Options: opts, Config: c, Ask: "id -u; chown 1000:1000 /tmp && stat -c %u /tmp"},
 		&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
 	if want := `ready "0\n1000\n" <nil> limited=false`; o.said != want {
