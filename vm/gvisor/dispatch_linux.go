@@ -28,11 +28,16 @@ type runCommand struct{ cmd.Run }
 
 // Execute implements subcommands.Command.
 func (r *runCommand) Execute(ctx context.Context, f *flag.FlagSet, args ...any) subcommands.ExitStatus {
+	awaitOwner()
+	return r.Run.Execute(ctx, f, args...)
+}
+
+// awaitOwner returns when the owner opens the gate.
+func awaitOwner() {
 	if n, err := os.Stdin.Read(make([]byte, 1)); n != 1 {
 		fmt.Fprintln(os.Stderr, "the owner is gone:", err)
 		os.Exit(exitOrphan)
 	}
-	return r.Run.Execute(ctx, f, args...)
 }
 
 // Dispatch turns the process into runsc if it was started as such, and then does
@@ -50,10 +55,11 @@ func Dispatch() {
 		return
 	}
 	cli.Run(nil, map[util.SubCommand]string{
-		new(runCommand):  "",
-		new(bootCommand): "",
-		new(cmd.Gofer):   "",
-		umount:           "",
+		new(runCommand):     "",
+		new(restoreCommand): "",
+		new(bootCommand):    "",
+		new(cmd.Gofer):      "",
+		umount:              "",
 	}, nil)
 	panic("runsc returned")
 }

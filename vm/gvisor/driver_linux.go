@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/bouvet-run/bouvet/internal/cgroup"
 	"github.com/bouvet-run/bouvet/internal/life"
@@ -16,7 +17,10 @@ import (
 
 const (
 	bundleDir = "bundle"
+	stateDir  = "runsc"
+	savedDir  = "saved"
 	pidFile   = "pid"
+	ownExe    = "/proc/self/exe"
 	// overheadMiB is what the sentry needs on top of the guest's memory.
 	overheadMiB = 48
 	// pidsMax bounds a sandbox's threads and stub processes on the host: about 20,
@@ -32,6 +36,8 @@ type Driver struct {
 	exe      string
 	rootless bool
 	log      *slog.Logger
+	// build and agentDigest name what a saved machine depends on.
+	build, agentDigest func() (string, error)
 }
 
 var _ vm.Driver = (*Driver)(nil)
@@ -53,11 +59,13 @@ func New(o Options) (*Driver, error) {
 		log:      o.Log,
 	}
 	if d.exe == "" {
-		d.exe = "/proc/self/exe"
+		d.exe = ownExe
 	}
 	if err := checkExe(d.exe); err != nil {
 		return nil, err
 	}
+	d.build = sync.OnceValues(func() (string, error) { return buildOf(d.exe) })
+	d.agentDigest = sync.OnceValues(func() (string, error) { return fileDigest(d.agent) })
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -73,25 +81,38 @@ func (d *Driver) Features() vm.Features {
 		Isolation:   "gvisor",
 		MemoryLimit: d.keeper.Cgroups.Limits("memory"),
 		CPULimit:    d.keeper.Cgroups.Limits("cpu"),
+		Pause:       true,
+		Snapshot:    true,
 		Detached:    true,
 	}
 }
 
 // Create implements vm.Driver.
 func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
-	if err := c.Validate(); err != nil {
+	if err := d.check(&c); err != nil {
 		return nil, err
+	}
+	return d.keeper.Make(ctx, &c, func(dir *rundir.Dir) (vm.Machine, error) { return d.create(ctx, &c, dir, nil) })
+}
+
+// check refuses what cannot become a machine.
+func (d *Driver) check(c *vm.Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if c.DiskMiB != 0 {
+		return fmt.Errorf("cannot give a gVisor machine a disk of %d MiB: its writable layer is part of its memory: %w", c.DiskMiB, vm.ErrUnsupported)
 	}
 	for what, path := range map[string]string{"image": c.Image, "agent image": d.agent} {
 		info, err := os.Stat(path)
 		if err != nil {
-			return nil, fmt.Errorf("cannot use %s: %w", what, err)
+			return fmt.Errorf("cannot use %s: %w", what, err)
 		}
 		if !info.Mode().IsRegular() {
-			return nil, fmt.Errorf("%w: %s %s is not a regular file", vm.ErrInvalidConfig, what, path)
+			return fmt.Errorf("%w: %s %s is not a regular file", vm.ErrInvalidConfig, what, path)
 		}
 	}
-	return d.keeper.Make(ctx, &c, func(dir *rundir.Dir) (vm.Machine, error) { return d.create(ctx, &c, dir) })
+	return nil
 }
 
 // Sweep implements vm.Driver. Detached machines that run are no leftovers.
@@ -99,7 +120,16 @@ func (d *Driver) Sweep(ctx context.Context, remove bool) ([]vm.Leftover, error) 
 	return d.keeper.Sweep(ctx, remove)
 }
 
-func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ vm.Machine, err error) {
+// create makes the machine that dir is for, as it was when from was saved, or a fresh
+// one if from is nil.
+func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir, from *saved) (_ vm.Machine, err error) {
+	command, hostBound := []string{"run", "-detach", fmt.Sprintf("-pass-fd=%d:%d", channelFD, channelFD)}, !c.Detached
+	if from != nil {
+		if err := from.link(dir.Join(savedDir)); err != nil {
+			return nil, err
+		}
+		command, hostBound = []string{"restore", "-image-path=" + dir.Join(savedDir)}, from.hostBound
+	}
 	if err := writeBundle(dir.Join(bundleDir), makeSpec(c, d.agent)); err != nil {
 		return nil, err
 	}
@@ -122,7 +152,7 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ v
 		}
 	}()
 	go followLog(e.log, log)
-	if err := d.runHelper(ctx, c.ID, dir.Path(), e, g, log); err != nil {
+	if err := d.runHelper(ctx, c.ID, dir.Path(), command, e, g, log); err != nil {
 		return nil, err
 	}
 	pid, err := readPIDFile(dir.Join(pidFile))
@@ -143,7 +173,7 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir) (_ v
 		sentry.close()
 		return nil, err
 	}
-	m := &machine{driver: d, sentry: sentry, ends: e, runscLog: log}
+	m := &machine{driver: d, config: *c, sentry: sentry, ends: e, runscLog: log, control: newControl(), hostBound: hostBound}
 	m.Machine = life.NewMachine(life.Parts{
 		Config: c, Keeper: d.keeper, Dir: dir, Channel: mux, Kill: sentry.kill,
 		Release: func() {

@@ -129,19 +129,21 @@ func (e *helperError) Error() string {
 
 func (e *helperError) Unwrap() error { return e.err }
 
-// runHelper starts the machine whose bundle is in dir and returns when it runs. If
-// ctx ends first, the helper is gone, but perhaps not what it started.
-func (d *Driver) runHelper(ctx context.Context, id, dir string, e *ends, g *guestEnds, log *life.Tail) error {
+// runHelper starts the machine whose bundle is in dir by command, runsc's or ours,
+// and returns when it runs. If ctx ends first, the helper is gone, but perhaps not
+// what it started.
+func (d *Driver) runHelper(ctx context.Context, id, dir string, command []string, e *ends, g *guestEnds, log *life.Tail) error {
 	args := []string{
 		helperName, rootFlag(dir), fmt.Sprintf("--log=/proc/self/fd/%d", helperLog),
 		"--platform=systrap", "--network=none", "--directfs=false", "--ignore-cgroups", "--host-settings=ignore",
+		"--restore-spec-validation=ignore", // the manifest was compared, and paths may be others
 		"--allow-suid", // sudo, in the guest
 	}
 	if d.rootless {
 		args = append(args, "--rootless")
 	}
-	args = append(args, "run", "-detach", fmt.Sprintf("-pass-fd=%d:%d", channelFD, channelFD),
-		"-bundle="+dir+"/"+bundleDir, "-pid-file="+dir+"/"+pidFile, id)
+	args = append(args, command...)
+	args = append(args, "-bundle="+dir+"/"+bundleDir, "-pid-file="+dir+"/"+pidFile, id)
 
 	cmd := exec.CommandContext(ctx, d.exe)
 	cmd.Args = args
@@ -214,7 +216,9 @@ func readHead(f *os.File, limit int) string {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return ""
 	}
-	return strings.TrimRight(string(b[:n]), "\x00")
+	// What follows is not written yet; a restored guest goes on behind what it wrote
+	// before, to another file.
+	return strings.Trim(string(b[:n]), "\x00")
 }
 
 // followLog collects runsc's log until its last writer is gone or the reader closes.

@@ -4,15 +4,20 @@ import (
 	"fmt"
 
 	"github.com/bouvet-run/bouvet/internal/life"
+	"github.com/bouvet-run/bouvet/vm"
 )
 
 // A machine is one sandbox. It implements vm.Machine.
 type machine struct {
 	*life.Machine
 	driver   *Driver
+	config   vm.Config
 	sentry   *process
 	ends     *ends
 	runscLog *life.Tail
+	control  control
+	// hostBound says whether the agent ends with its channel.
+	hostBound bool
 }
 
 // watch waits for the sentry's end. It is PID 1 of its PID namespace, so by then the

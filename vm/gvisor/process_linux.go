@@ -16,7 +16,7 @@ import (
 
 // rootFlag is the argument that every process of a machine carries on its command
 // line, from helper to sentry: unique to the machine, for its directory is.
-func rootFlag(dir string) string { return "--root=" + filepath.Join(dir, "runsc") }
+func rootFlag(dir string) string { return "--root=" + filepath.Join(dir, stateDir) }
 
 // A process is one held by a descriptor, which stays its own when the number is
 // used again.
