@@ -137,7 +137,7 @@ func (d *Driver) runHelper(ctx context.Context, id, dir string, command []string
 		helperName, rootFlag(dir), fmt.Sprintf("--log=/proc/self/fd/%d", helperLog),
 		"--platform=systrap", "--network=none", "--directfs=false", "--ignore-cgroups", "--host-settings=ignore",
 		"--restore-spec-validation=ignore", // the manifest was compared, and paths may be others
-		"--allow-suid", // sudo, in the guest
+		"--allow-suid",                     // sudo, in the guest
 	}
 	if d.rootless {
 		args = append(args, "--rootless")

@@ -154,7 +154,8 @@ func create(t testing.TB, d *Driver, c vm.Config) vm.Machine {
 // ask sends one line to the stub agent and returns its answer.
 func ask(ctx context.Context, m interface {
 	Dial(ctx context.Context, port uint32) (net.Conn, error)
-}, line string) (string, error) {
+}, line string,
+) (string, error) {
 	c, err := m.Dial(ctx, 52)
 	if err != nil {
 		return "", err
