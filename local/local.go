@@ -73,7 +73,7 @@ func Dispatch() {
 // killed have left behind is removed first. ctx bounds the call alone. The
 // sandboxes end with the manager's Close, and with this process.
 func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
-	driver, err := Driver(opts) //nolint:contextcheck // making the agent's image is short.
+	driver, err := Driver(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -114,8 +114,12 @@ const Auto = "auto"
 // DriverNames are the values of Options.Driver.
 func DriverNames() []string { return []string{Auto, gvisor.Name, qemu.Name} }
 
-// Driver returns the driver that Open uses.
-func Driver(opts Options) (vm.Driver, error) {
+// Driver returns the driver that Open uses. ctx bounds the search for one where that is
+// to be "auto".
+func Driver(ctx context.Context, opts Options) (vm.Driver, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("cannot choose driver: %w", err)
+	}
 	if opts.Driver == "" {
 		opts.Driver = os.Getenv(DriverEnv)
 	}

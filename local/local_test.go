@@ -115,7 +115,7 @@ func TestOpen(t *testing.T) {
 // binary that has the race detector or is dynamically linked cannot.
 func helper(t *testing.T) string {
 	t.Helper()
-	if _, err := local.Driver(local.Options{}); err == nil && !raceEnabled {
+	if _, err := local.Driver(t.Context(), local.Options{Driver: "gvisor"}); err == nil && !raceEnabled {
 		return ""
 	}
 	for _, path := range []string{os.Getenv("BOUVET_HELPER"), "../bin/bouvet"} {

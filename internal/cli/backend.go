@@ -21,7 +21,7 @@ type backend interface {
 	// Kernels opens the store of guest kernels.
 	Kernels() (*kernel.Store, error)
 	// Driver readies a driver by its name; "auto" or empty is the best one here.
-	Driver(name string, log *slog.Logger) (vm.Driver, error)
+	Driver(ctx context.Context, name string, log *slog.Logger) (vm.Driver, error)
 }
 
 // driverNames are the values of --driver.
@@ -46,8 +46,8 @@ func (localBackend) BuildDefault(ctx context.Context, store *image.Store, opts i
 	return image.BuildDefault(ctx, store, opts)
 }
 
-func (b localBackend) Driver(name string, log *slog.Logger) (vm.Driver, error) {
-	return local.Driver(local.Options{Driver: name, Exe: b.exe, Log: log})
+func (b localBackend) Driver(ctx context.Context, name string, log *slog.Logger) (vm.Driver, error) {
+	return local.Driver(ctx, local.Options{Driver: name, Exe: b.exe, Log: log})
 }
 
 // newManager puts a manager on a driver and a store.

@@ -15,8 +15,8 @@ import (
 // languageTime bounds the trial of one language.
 const languageTime = 20 * time.Second
 
-func (c *doctorCommand) checkDriver(context.Context) check {
-	driver, err := c.backend.Driver(c.driverName, c.log())
+func (c *doctorCommand) checkDriver(ctx context.Context) check {
+	driver, err := c.backend.Driver(ctx, c.driverName, c.log())
 	if err != nil {
 		return c.fail(err, "")
 	}
@@ -28,13 +28,13 @@ func (c *doctorCommand) checkDriver(context.Context) check {
 
 // checkOtherDrivers tells which drivers could be chosen besides, and what the others
 // lack. That none is there is nothing to worry about.
-func (c *doctorCommand) checkOtherDrivers(context.Context) check {
+func (c *doctorCommand) checkOtherDrivers(ctx context.Context) check {
 	var said []string
 	for _, name := range driverNames {
 		if name == local.Auto || name == c.driver.Name() {
 			continue
 		}
-		if driver, err := c.backend.Driver(name, nil); err != nil {
+		if driver, err := c.backend.Driver(ctx, name, nil); err != nil {
 			said = append(said, fmt.Sprintf("%s not ready: %v", name, err))
 		} else {
 			said = append(said, fmt.Sprintf("%s, isolation by %s (try it: bouvet doctor --driver %s)", name, driver.Features().Isolation, name))

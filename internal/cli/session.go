@@ -92,7 +92,7 @@ func (s *runSession) inSandbox(ctx context.Context, do func() error) (err error)
 	if err != nil {
 		return err
 	}
-	if s.driver, err = s.backend.Driver(s.runCommand.driver, log); err != nil {
+	if s.driver, err = s.backend.Driver(ctx, s.runCommand.driver, log); err != nil {
 		return err
 	}
 	s.sweep(ctx)

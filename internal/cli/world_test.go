@@ -92,7 +92,7 @@ func (b *fakeBackend) BuildDefault(ctx context.Context, store *image.Store, opts
 	return store.ImportTar(ctx, image.DefaultName, tarOf("etc/passwd", "root:x:0:0::/root:/bin/sh\n"), image.ImportOptions{Source: "a test"})
 }
 
-func (b *fakeBackend) Driver(string, *slog.Logger) (vm.Driver, error) {
+func (b *fakeBackend) Driver(context.Context, string, *slog.Logger) (vm.Driver, error) {
 	if b.driver == nil {
 		return nil, errNoDriver
 	}

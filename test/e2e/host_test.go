@@ -25,7 +25,7 @@ func TestDiskFull(t *testing.T) {
 	ledger(t)
 	m := open(t)
 	s, neighbour := create(t, m, bouvet.Config{MemoryMiB: 128}), create(t, m, bouvet.Config{MemoryMiB: 128})
-	d, err := local.Driver(options(t))
+	d, err := local.Driver(t.Context(), options(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -188,7 +188,7 @@ func within(t testing.TB, d time.Duration, what string, done <-chan struct{}) {
 // binary with the race detector, or a dynamically linked one, cannot.
 func helper(t testing.TB) string {
 	t.Helper()
-	if _, err := local.Driver(local.Options{StateDir: stateDir}); err == nil && !raceEnabled {
+	if _, err := local.Driver(t.Context(), local.Options{StateDir: stateDir, Driver: "gvisor"}); err == nil && !raceEnabled {
 		return ""
 	}
 	for _, path := range []string{os.Getenv("BOUVET_HELPER"), "../../bin/bouvet"} {

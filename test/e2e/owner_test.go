@@ -89,7 +89,7 @@ func TestOwnerKilled(t *testing.T) {
 		}
 	}
 	// While it lives, nobody takes anything from it.
-	d, err := local.Driver(o)
+	d, err := local.Driver(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
