@@ -88,7 +88,7 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 		return nil, fmt.Errorf("cannot open manager: %w", err)
 	}
 	return bouvet.NewManager(bouvet.ManagerOptions{
-		Driver: driver, Images: Images(store), Defaults: Defaults(driver, opts.Defaults), MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
+		Driver: driver, Images: Images(store), Defaults: Defaults(ctx, driver, opts.Defaults), MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
 	})
 }
 
@@ -96,10 +96,14 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 // takes some seconds to start, and more where the host is busy.
 const emulatedConnectTimeout = time.Minute
 
-// Defaults fills those of c's fields that a driver has a default of its own for.
-func Defaults(driver vm.Driver, c bouvet.Config) bouvet.Config {
-	if driver.Name() == qemu.Name && c.ConnectTimeout == 0 {
-		c.ConnectTimeout = emulatedConnectTimeout
+// Defaults fills those of c's fields that a driver has a default of its own for. For
+// QEMU it finds out whether KVM works, if nobody has since the host's boot: that
+// takes up to 3 s, bounded by ctx.
+func Defaults(ctx context.Context, driver vm.Driver, c bouvet.Config) bouvet.Config {
+	if d, ok := driver.(*qemu.Driver); ok && c.ConnectTimeout == 0 {
+		if found, err := d.Acceleration(ctx); err != nil || found.Name != qemu.AccelKVM {
+			c.ConnectTimeout = emulatedConnectTimeout
+		}
 	}
 	return c
 }
@@ -170,7 +174,7 @@ func qemuDriver(opts Options) (vm.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	driver, err := qemu.New(qemu.Options{StateDir: state, Agent: agent.Binary, Kernel: k, Log: opts.Log})
+	driver, err := qemu.New(qemu.Options{StateDir: state, Agent: agent.Binary, Kernel: k, Accel: os.Getenv(qemu.AccelEnv), Log: opts.Log})
 	if err != nil {
 		return nil, fmt.Errorf("cannot ready the QEMU driver: %w", err)
 	}

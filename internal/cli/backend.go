@@ -51,8 +51,8 @@ func (b localBackend) Driver(ctx context.Context, name string, log *slog.Logger)
 }
 
 // newManager puts a manager on a driver and a store.
-func newManager(driver vm.Driver, store *image.Store, log *slog.Logger) (*bouvet.Manager, error) {
+func newManager(ctx context.Context, driver vm.Driver, store *image.Store, log *slog.Logger) (*bouvet.Manager, error) {
 	return bouvet.NewManager(bouvet.ManagerOptions{
-		Driver: driver, Images: local.Images(store), Defaults: local.Defaults(driver, bouvet.Config{}), Log: log,
+		Driver: driver, Images: local.Images(store), Defaults: local.Defaults(ctx, driver, bouvet.Config{}), Log: log,
 	})
 }

@@ -105,7 +105,7 @@ func (c *doctorCommand) checkImage(ctx context.Context) check {
 }
 
 func (c *doctorCommand) checkSandbox(ctx context.Context) check {
-	manager, err := newManager(c.driver, c.store, c.log())
+	manager, err := newManager(ctx, c.driver, c.store, c.log())
 	if err != nil {
 		return c.fail(err, "")
 	}

@@ -99,7 +99,7 @@ func (s *runSession) inSandbox(ctx context.Context, do func() error) (err error)
 	if err := s.ensureImage(ctx, store); err != nil {
 		return err
 	}
-	manager, err := newManager(s.driver, store, log)
+	manager, err := newManager(ctx, s.driver, store, log)
 	if err != nil {
 		return err
 	}

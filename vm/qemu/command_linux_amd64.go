@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,21 +29,33 @@ const portName = "bouvet"
 // machine, for its directory is.
 func nameArg(dir string) string { return "guest=" + strings.ReplaceAll(dir, ",", ",,") }
 
-// arguments is QEMU's command line without the program.
-func arguments(c *vm.Config, k *kernel.Manifest, dir string) []string {
-	fd := func(n int) string { return "/proc/self/fd/" + strconv.Itoa(n) }
+// common are the arguments of every QEMU of ours. name is an argument of -name.
+func common(name, machine string) []string {
 	return []string{
-		"-name", nameArg(dir),
+		"-name", name,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-machine", machine,
+	}
+}
+
+// processor are the arguments that say what runs the guest's instructions.
+func processor(accel string) []string {
+	if accel == AccelKVM {
+		return []string{"-accel", "kvm", "-cpu", "host"}
+	}
+	// The model is the fastest here: later ones have instructions that are slow to emulate.
+	return []string{"-accel", "tcg,tb-size=64", "-cpu", "Nehalem-v1,+rdrand"}
+}
+
+// arguments is QEMU's command line without the program.
+func arguments(c *vm.Config, k *kernel.Manifest, dir, accel string) []string {
+	fd := func(n int) string { return "/proc/self/fd/" + strconv.Itoa(n) }
+	return slices.Concat(common(nameArg(dir), machineType(k)), processor(accel), []string{
 		// The gate: QEMU reads this, which is empty, before it does anything else.
 		"-readconfig", fd(gateFD),
-		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-machine", machineType(k),
-		"-accel", "tcg,tb-size=64",
-		// The fastest under TCG: later models have instructions that are slow there.
-		"-cpu", "Nehalem-v1,+rdrand",
 		"-m", strconv.Itoa(c.MemoryMiB), "-smp", strconv.Itoa(c.VCPUs),
-		"-kernel", fd(kernelFD), "-initrd", fd(initramfsFD), "-append", kernelArgs(c, k),
+		"-kernel", fd(kernelFD), "-initrd", fd(initramfsFD), "-append", kernelArgs(c, k, accel),
 		"-add-fd", fmt.Sprintf("fd=%d,set=1", imageFD),
 		"-blockdev", "driver=raw,node-name=image,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off",
 		"-device", "virtio-blk-device,drive=image",
@@ -50,7 +63,7 @@ func arguments(c *vm.Config, k *kernel.Manifest, dir string) []string {
 		"-device", "virtio-serial-device,max_ports=2", "-device", "virtserialport,chardev=channel,name=" + portName,
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", consoleFD), "-serial", "chardev:console",
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", qmpFD), "-mon", "chardev=qmp,mode=control",
-	}
+	})
 }
 
 // machineType is the machine that suits a kernel: one that finds its devices by the
@@ -63,25 +76,34 @@ func machineType(k *kernel.Manifest) string {
 }
 
 // kernelArgs is the guest's kernel command line.
-func kernelArgs(c *vm.Config, k *kernel.Manifest) string {
+func kernelArgs(c *vm.Config, k *kernel.Manifest, accel string) string {
 	hostname := c.Hostname
 	if hostname == "" {
 		hostname = c.ID
 	}
 	args := []string{
 		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "bouvet.hostname=" + hostname,
-		// Its time stamp counter is ours, and without a timer it cannot measure it.
-		fmt.Sprintf("tsc_early_khz=%d", tscKHz()), "tsc=reliable", "no_timer_check",
 		// A machine that panics ends at once.
 		"panic=-1", "reboot=t",
-		// Emulated processors do not speculate, and are slow at testing themselves.
-		"mitigations=off", "cryptomgr.notests",
+		"cryptomgr.notests",
+	}
+	emulated := accel == AccelTCG
+	if emulated {
+		args = append(args,
+			// Its time stamp counter is ours, and without a timer it cannot measure it. (KVM
+			// has a clock for its guests.)
+			fmt.Sprintf("tsc_early_khz=%d", tscKHz()), "tsc=reliable", "no_timer_check",
+			// Emulated processors do not speculate.
+			"mitigations=off")
 	}
 	if k.Has(kernel.MMIOCmdline) {
-		// Without ACPI there is the old timer, which spares measuring the new one. QEMU
-		// adds the devices at the end, so the agent's own arguments must not be fenced
-		// off: the kernel passes on what it does not know.
-		args = append(args, "noapictimer", "pci=off")
+		// QEMU adds the devices at the end, so the agent's own arguments must not be
+		// fenced off: the kernel passes on what it does not know.
+		args = append(args, "pci=off")
+		if emulated {
+			// Without ACPI there is the old timer, which spares measuring the new one.
+			args = append(args, "noapictimer")
+		}
 	} else {
 		args = append(args, "--")
 	}

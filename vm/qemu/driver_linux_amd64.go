@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	// overheadMiB is what QEMU needs on top of the guest's memory: 64 of it for
-	// translated code.
-	overheadMiB = 160
+	// overheadMiB is what QEMU needs on top of the guest's memory, and translatedMiB
+	// what it needs for translated code under TCG.
+	overheadMiB   = 96
+	translatedMiB = 64
 	// pidsMax bounds QEMU's threads.
 	pidsMax = 512
 	// startTimeout bounds the time from QEMU's start to its first answer.
@@ -41,6 +42,7 @@ type Driver struct {
 	program   string
 	kernel    kernel.Kernel
 	initramfs string
+	accel     *accelerator
 	log       *slog.Logger
 }
 
@@ -59,7 +61,12 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot use QEMU: %w: %w; install it with apt-get install %s", vm.ErrUnsupported, err, Package)
 	}
+	accel, err := newAccelerator(program, o.StateDir, o.Accel)
+	if err != nil {
+		return nil, err
+	}
 	d := &Driver{
+		accel: accel,
 		keeper: &life.Keeper{
 			Driver: Name, Base: filepath.Join(o.StateDir, "machines"),
 			Cgroups: cgroup.Find(o.CgroupParent), Mark: nameArg,
@@ -98,12 +105,16 @@ func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	if c.MemoryMiB < MinMemoryMiB {
 		return nil, fmt.Errorf("%w: memory of %d MiB: a guest's own kernel needs at least %d", vm.ErrInvalidConfig, c.MemoryMiB, MinMemoryMiB)
 	}
+	accel, err := d.Acceleration(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create machine %s: %w", c.ID, err)
+	}
 	files, err := d.openFiles(&c)
 	if err != nil {
 		return nil, err
 	}
 	defer files.close()
-	return d.keeper.Make(ctx, &c, func(dir *rundir.Dir) (vm.Machine, error) { return d.create(ctx, &c, files, dir) })
+	return d.keeper.Make(ctx, &c, func(dir *rundir.Dir) (vm.Machine, error) { return d.create(ctx, &c, accel.Name, files, dir) })
 }
 
 // Sweep implements vm.Driver. Detached machines that run are no leftovers.
@@ -142,8 +153,12 @@ func (d *Driver) openFiles(c *vm.Config) (_ *files, err error) {
 	return f, nil
 }
 
-func (d *Driver) create(ctx context.Context, c *vm.Config, f *files, dir *rundir.Dir) (_ vm.Machine, err error) {
-	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
+func (d *Driver) create(ctx context.Context, c *vm.Config, accel string, f *files, dir *rundir.Dir) (_ vm.Machine, err error) {
+	overhead := overheadMiB
+	if accel == AccelTCG {
+		overhead += translatedMiB
+	}
+	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overhead) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
 	if err := d.keeper.Cgroups.Create(c.ID, limits); err != nil {
 		return nil, err
 	}
@@ -152,7 +167,7 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, f *files, dir *rundir
 		return nil, err
 	}
 	m := &machine{driver: d, console: life.NewTail(consoleTail), said: life.NewTail(stderrTail)}
-	p, err := d.start(ctx, c, f, g, dir.Path(), m.said)
+	p, err := d.start(ctx, c, accel, f, g, dir.Path(), m.said)
 	g.close()
 	if err != nil {
 		h.close()

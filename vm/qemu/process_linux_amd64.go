@@ -100,10 +100,10 @@ func (p *process) kill() error {
 }
 
 // start starts QEMU, which waits at its gate. Its messages go to said.
-func (d *Driver) start(ctx context.Context, c *vm.Config, f *files, g *guestEnds, dir string, said io.Writer) (*process, error) {
+func (d *Driver) start(ctx context.Context, c *vm.Config, accel string, f *files, g *guestEnds, dir string, said io.Writer) (*process, error) {
 	// ctx bounds the call that makes the machine, and not the machine's life.
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.program, arguments(c, &d.kernel.Manifest, dir)...)
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.program, arguments(c, &d.kernel.Manifest, dir, accel)...)
+	cmd.Env = environment()
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = said, said
 	cmd.ExtraFiles = []*os.File{g.channel, g.qmp, g.console, f.kernel, f.initramfs, f.image, g.gate}
@@ -113,11 +113,14 @@ func (d *Driver) start(ctx context.Context, c *vm.Config, f *files, g *guestEnds
 	if !c.Detached {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	}
-	if os.Geteuid() == 0 {
-		user := life.User(c.ID)
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user, Gid: user}
+	user, err := accelCredential(c.ID, accel == AccelKVM)
+	if err != nil {
+		return nil, err
+	}
+	if user != nil {
+		cmd.SysProcAttr.Credential = user
 		// It opens this one by its name, as its user.
-		if err := g.gate.Chown(int(user), -1); err != nil {
+		if err := g.gate.Chown(int(user.Uid), -1); err != nil {
 			return nil, fmt.Errorf("cannot hand over gate: %w", err)
 		}
 	}
@@ -126,3 +129,6 @@ func (d *Driver) start(ctx context.Context, c *vm.Config, f *files, g *guestEnds
 	}
 	return &process{cmd}, nil
 }
+
+// environment is QEMU's.
+func environment() []string { return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"} }

@@ -43,6 +43,8 @@ type Options struct {
 	Kernel kernel.Kernel
 	// Program is the path of QEMU; empty means the one in $PATH.
 	Program string
+	// Accel is AccelAuto, AccelKVM or AccelTCG; empty means AccelAuto.
+	Accel string
 	// CgroupParent is the cgroup that holds the machines' cgroups, as for gVisor;
 	// empty means DefaultCgroupParent.
 	CgroupParent string

@@ -33,3 +33,8 @@ func (*Driver) Create(context.Context, vm.Config) (vm.Machine, error) { return n
 
 // Sweep implements vm.Driver.
 func (*Driver) Sweep(context.Context, bool) ([]vm.Leftover, error) { return nil, nil }
+
+// Acceleration fails with an error wrapping vm.ErrUnsupported.
+func (*Driver) Acceleration(context.Context) (Acceleration, error) {
+	return Acceleration{}, unsupported()
+}

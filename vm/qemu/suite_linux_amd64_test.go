@@ -89,7 +89,7 @@ func testOptions(t testing.TB, state string) Options {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Options{StateDir: state, Agent: agent, Kernel: k, CgroupParent: testParent}
+	return Options{StateDir: state, Agent: agent, Kernel: k, Accel: os.Getenv(AccelEnv), CgroupParent: testParent}
 }
 
 func testDriver(t testing.TB, o Options) *Driver {
