@@ -355,10 +355,11 @@ func TestParseStat(t *testing.T) {
 		want relative
 		ok   bool
 	}{
-		{stat("sh", "S", 1), relative{7, 1, 2, 3, 12345, false}, true},
-		{stat("a) Z 9 9 9 (b", "S", 1), relative{7, 1, 2, 3, 12345, false}, true},
-		{stat("x", "Z", 1), relative{7, 1, 2, 3, 12345, true}, true},
-		{stat("x", "Z", 4), relative{7, 1, 2, 3, 12345, false}, true}, // its first thread has ended
+		{stat("sh", "S", 1), relative{7, 1, 2, 3, 12345, false, 'S', 1, false}, true},
+		{stat("a) Z 9 9 9 (b", "S", 1), relative{7, 1, 2, 3, 12345, false, 'S', 1, false}, true},
+		{stat("x", "Z", 1), relative{7, 1, 2, 3, 12345, true, 'Z', 1, false}, true},
+		{stat("x", "Z", 4), relative{7, 1, 2, 3, 12345, false, 'Z', 4, false}, true}, // its first thread has ended
+		{strings.Replace(stat("kworker", "I", 1), " -1 0 ", " -1 2129984 ", 1), relative{7, 1, 2, 3, 12345, false, 'I', 1, true}, true},
 		{"", relative{}, false},
 		{"7 (sh) S 1 2", relative{}, false},
 		{strings.Replace(stat("sh", "S", 1), " 1 ", " x ", 1), relative{}, false},

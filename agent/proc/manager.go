@@ -28,6 +28,9 @@ type Options struct {
 	// a guest and for a subreaper. No other part of the program may then wait for
 	// children itself, os/exec included.
 	Reap bool
+	// Guest says that this program has its machine, or its sandbox, for itself: Freeze
+	// stops every process but this one.
+	Guest bool
 	// OOMProtect asks the kernel to spare this program, not its children, when
 	// memory runs out. Where that is not allowed nothing happens.
 	OOMProtect bool
@@ -58,7 +61,11 @@ type Manager struct {
 	// child, so that no child is reaped before it is known. It is taken before mu.
 	spawnMu sync.Mutex
 
+	freezing chan struct{} // a mutex: one Freeze or Thaw at a time
+
 	mu      sync.Mutex
+	frozen  map[int]uint64   // those that Freeze stopped, and when they were started; nil when not frozen; guarded by mu
+	thawed  chan struct{}    // closed while frozen is nil; guarded by mu
 	closing bool             // guarded by mu
 	order   uint64           // of the last process started; guarded by mu
 	byPID   map[int]*Process // those not reaped; guarded by mu
@@ -80,8 +87,10 @@ func NewManager(o Options) *Manager {
 	}
 	m := &Manager{
 		log: o.Log, opt: o, wake: make(chan struct{}, 1), done: make(chan struct{}),
+		freezing: make(chan struct{}, 1), thawed: make(chan struct{}),
 		byPID: map[int]*Process{}, byID: map[string]*Process{}, drains: map[*drain]struct{}{}, hubs: map[*Hub]struct{}{},
 	}
+	close(m.thawed)
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
@@ -149,6 +158,9 @@ func (m *Manager) reserve(p *Process) error {
 	defer m.mu.Unlock()
 	if m.closing {
 		return ErrClosed
+	}
+	if m.frozen != nil {
+		return ErrFrozen
 	}
 	if p.id == "" {
 		return nil

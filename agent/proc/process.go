@@ -231,7 +231,8 @@ var ErrEnded = os.ErrProcessDone
 
 // Signal sends a signal to the process or to its process group. On a terminal the
 // group's signals that a keyboard makes go to the foreground job, as ^C does, and
-// others also to it.
+// others also to it. While processes are frozen the error is ErrFrozen, but for
+// SIGKILL.
 func (p *Process) Signal(sig unix.Signal, group bool) error {
 	if group && p.tty != nil {
 		if done, err := p.signalJob(sig); done {
@@ -249,6 +250,9 @@ func (p *Process) kill(sig unix.Signal, group bool) error {
 	if p.reaped {
 		return ErrEnded
 	}
+	if p.m.frozen != nil && sig != unix.SIGKILL {
+		return ErrFrozen
+	}
 	target := p.pid
 	if group {
 		target = -p.pid
@@ -265,6 +269,14 @@ func (p *Process) Resize(cols, rows uint16) error {
 		return nil
 	}
 	return resize(p.tty, cols, rows)
+}
+
+// AwaitThaw returns when nothing is frozen any more, or over is closed.
+func (p *Process) AwaitThaw(over <-chan struct{}) {
+	select {
+	case <-p.m.Thawed():
+	case <-over:
+	}
 }
 
 // unblock wakes readers and writers at the end of the process.

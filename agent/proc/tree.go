@@ -14,7 +14,13 @@ type relative struct {
 	pid, parent, group, session int
 	started                     uint64 // tells it from a later one of the same number
 	dead                        bool   // a zombie without threads
+	state                       byte   // of its first thread, as proc_pid_stat(5) has it
+	threads                     int
+	kernel                      bool // a thread of the kernel
 }
+
+// kernelThread is PF_KTHREAD, a flag of proc_pid_stat(5).
+const kernelThread = 0x00200000
 
 // Bounds of a kill: after so many looks a process that is still there is in an
 // uninterruptible sleep.
@@ -163,12 +169,11 @@ func parseStat(pid int, stat string) (relative, bool) {
 	if len(f) < 20 {
 		return relative{}, false
 	}
-	r := relative{pid: pid}
-	threads := 0
+	r := relative{pid: pid, state: f[0][0]}
 	for _, n := range []struct {
 		to   *int
 		from string
-	}{{&r.parent, f[1]}, {&r.group, f[2]}, {&r.session, f[3]}, {&threads, f[17]}} {
+	}{{&r.parent, f[1]}, {&r.group, f[2]}, {&r.session, f[3]}, {&r.threads, f[17]}} {
 		v, err := strconv.Atoi(n.from)
 		if err != nil {
 			return relative{}, false
@@ -179,7 +184,9 @@ func parseStat(pid int, stat string) (relative, bool) {
 	if r.started, err = strconv.ParseUint(f[19], 10, 64); err != nil {
 		return relative{}, false
 	}
+	flags, err := strconv.ParseUint(f[6], 10, 64)
+	r.kernel = err == nil && flags&kernelThread != 0
 	// A process whose first thread has ended looks like a zombie, too.
-	r.dead = (f[0] == "Z" || f[0] == "X") && threads <= 1
+	r.dead = (f[0] == "Z" || f[0] == "X") && r.threads <= 1
 	return r, true
 }

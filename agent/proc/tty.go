@@ -116,6 +116,11 @@ func eofCharacter(master *os.File) (byte, bool) {
 // signalJob sends a signal to the foreground job of the terminal. It reports
 // false if the process's own group is to have it, too.
 func (p *Process) signalJob(sig unix.Signal) (done bool, err error) {
+	select {
+	case <-p.m.Thawed():
+	default:
+		return true, ErrFrozen
+	}
 	keyboard := sig == unix.SIGINT || sig == unix.SIGQUIT || sig == unix.SIGTSTP
 	group := 0
 	err = withFD(p.tty, func(fd int) error {
@@ -133,6 +138,9 @@ func (p *Process) signalJob(sig unix.Signal) (done bool, err error) {
 	defer p.m.mu.Unlock()
 	if p.reaped {
 		return true, ErrEnded
+	}
+	if p.m.frozen != nil {
+		return true, ErrFrozen
 	}
 	err = unix.Kill(-group, sig)
 	return keyboard && err == nil, nil
