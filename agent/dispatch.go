@@ -16,6 +16,9 @@ type method struct {
 	// urgent methods are answered at once, before requests that came earlier.
 	// They must not block.
 	urgent bool
+	// changes says that the method starts something or changes files, which a guest
+	// that is frozen for a snapshot refuses.
+	changes bool
 	// call returns the result, or an error: a *wire.RPCError as it is, any other
 	// as an internal error with its text.
 	call func(ctx context.Context, s *Server, params json.RawMessage) (any, error)
@@ -34,18 +37,21 @@ var methods = map[string]method{
 	wire.MethodProcesses: {urgent: true, call: callProcesses},
 	wire.MethodSignal:    {urgent: true, call: callSignal},
 
-	wire.MethodExec:      {call: callExec},
-	wire.MethodExecCode:  {call: callExecCode},
+	wire.MethodExec:      {changes: true, call: callExec},
+	wire.MethodExecCode:  {changes: true, call: callExecCode},
 	wire.MethodReadFile:  {call: callReadFile},
-	wire.MethodWriteFile: {call: callWriteFile},
+	wire.MethodWriteFile: {changes: true, call: callWriteFile},
 	wire.MethodListDir:   {call: callListDir},
 	wire.MethodStat:      {call: callStat},
-	wire.MethodMakeDir:   {call: callMakeDir},
-	wire.MethodMove:      {call: callMove},
-	wire.MethodRemove:    {call: callRemove},
+	wire.MethodMakeDir:   {changes: true, call: callMakeDir},
+	wire.MethodMove:      {changes: true, call: callMove},
+	wire.MethodRemove:    {changes: true, call: callRemove},
+
+	wire.MethodFreeze: {call: callFreeze},
+	wire.MethodThaw:   {call: callThaw},
 
 	wire.MethodDownload: {stream: prepareDownload},
-	wire.MethodUpload:   {stream: prepareUpload},
+	wire.MethodUpload:   {changes: true, stream: prepareUpload},
 	wire.MethodForward:  {stream: prepareForward},
 	wire.MethodWatch:    {stream: prepareWatch},
 }
@@ -69,6 +75,9 @@ func (c *rpcConn) serve(ctx context.Context, req request) (upgraded bool, err er
 			err = errors.Join(errDefect, c.reply(req.ID, nil, &wire.RPCError{Code: wire.CodeInternal, Message: "internal error"}))
 		}
 	}()
+	if m.changes && c.s.frozen() {
+		return false, c.reply(req.ID, nil, rpcError(errFrozen))
+	}
 	if m.stream != nil {
 		run, err := m.stream(ctx, c.s, req.Params)
 		if err != nil {

@@ -29,7 +29,7 @@ func (s *Server) serveExec(ctx context.Context, conn net.Conn, r *wire.LineReade
 	}
 	if err != nil {
 		s.log.Debug("exec refused", slog.Any("error", err))
-		out.refuse(err)
+		out.refuse(refusedFrozen(err))
 		lingerUnread(conn)
 		return
 	}

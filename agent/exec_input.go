@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/agent/proc"
 	"github.com/bouvet-run/bouvet/vsock"
 	"github.com/bouvet-run/bouvet/wire"
 )
@@ -113,10 +114,19 @@ func (x *execSession) message(line []byte) error {
 		}
 	case wire.FrameTypeSignal:
 		if f.Signal > 0 && f.Signal <= maxSignal {
-			_ = x.p.Signal(unix.Signal(f.Signal), true)
+			x.signal(unix.Signal(f.Signal))
 		}
 	}
 	return nil
+}
+
+// signal passes a signal on, after the thaw if processes are frozen.
+func (x *execSession) signal(sig unix.Signal) {
+	for errors.Is(x.p.Signal(sig, true), proc.ErrFrozen) && !isDone(x.over) {
+		stop := x.watchHangup()
+		x.p.AwaitThaw(x.over)
+		stop()
+	}
 }
 
 // tolerate ignores a frame that cannot be carried out where that loses nothing: a

@@ -67,7 +67,7 @@ func forward(conn net.Conn, r io.Reader, target *net.TCPConn) {
 			_ = conn.Close()
 		}
 	})
-	if _, err := receive(&untilError{w: target}, r); err != nil {
+	if _, err := receive(&untilError{w: target}, r, func() {}); err != nil {
 		_ = target.Close()
 	} else {
 		_ = target.CloseWrite()

@@ -19,7 +19,7 @@ func (s *Server) info() wire.Info {
 		Agent: Name, Version: s.version, Protocol: wire.ProtocolVersion, PID: os.Getpid(),
 		Capabilities: []string{
 			wire.CapExecExtended, wire.CapExecDetach, wire.CapExecBinary,
-			wire.CapFiles, wire.CapStreams, wire.CapWatch,
+			wire.CapFiles, wire.CapStreams, wire.CapWatch, wire.CapFreeze,
 		},
 	}
 }
@@ -58,7 +58,7 @@ func callSignal(_ context.Context, s *Server, params json.RawMessage) (any, erro
 		return nil, errors.New("no such process: only those that the agent started can be signalled")
 	}
 	if err := process.Signal(unix.Signal(p.Signal), p.Group); err != nil {
-		return nil, err
+		return nil, refusedFrozen(err)
 	}
 	return wire.Empty{}, nil
 }

@@ -217,9 +217,15 @@ func (p *Program) run(o *options, log *slog.Logger) error {
 	if adopts {
 		defer proc.EndDescendants()
 	}
-	m := proc.NewManager(proc.Options{Reap: adopts, OOMProtect: adopts, Log: log})
+	// One that listens on AF_VSOCK is in a machine of its own even if it is no init.
+	alone := isInit || o.listen == "" && o.stdio == 0 && o.mux == ""
+	m := proc.NewManager(proc.Options{Reap: adopts, Guest: alone, OOMProtect: adopts, Log: log})
 	defer m.Close()
-	s := NewServer(Options{Log: log, Version: p.Version, Proc: m, ExecPort: o.execPort})
+	so := Options{Log: log, Version: p.Version, Proc: m, ExecPort: o.execPort}
+	if alone {
+		so.System = kernelSystem{root: "/"}
+	}
+	s := NewServer(so)
 	defer func() { _ = s.Close() }()
 	switch {
 	case o.listen != "":

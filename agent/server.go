@@ -27,6 +27,10 @@ type Options struct {
 	Proc *proc.Manager
 	// ExecPort is a second number for the exec port, besides wire.PortExec.
 	ExecPort uint32
+	// System is what thaw renews. It is nil for an agent that shares its machine with
+	// others, a test's for example: that renews nothing, and freeze stops only what
+	// Proc runs.
+	System System
 	// MaxConns bounds the connections at once; DefaultMaxConns when 0. Those
 	// beyond are closed unserved.
 	MaxConns int
@@ -41,6 +45,8 @@ type Server struct {
 	execPort uint32
 	maxConns int
 	large    *limiter
+	system   System
+	freezing chan struct{} // a mutex: one freeze or thaw at a time
 
 	done chan struct{} // closed by Close
 	wg   sync.WaitGroup
@@ -49,12 +55,14 @@ type Server struct {
 	closed    bool                  // guarded by mu
 	conns     map[net.Conn]struct{} // guarded by mu
 	listeners map[net.Listener]struct{}
+	before    map[net.Conn]struct{} // conns when the guest was frozen; guarded by mu
 }
 
 // NewServer returns a server that listens nowhere yet.
 func NewServer(o Options) *Server {
 	s := &Server{
 		log: o.Log, version: o.Version, proc: o.Proc, execPort: o.ExecPort, maxConns: o.MaxConns,
+		system: o.System, freezing: make(chan struct{}, 1),
 		done: make(chan struct{}), conns: map[net.Conn]struct{}{}, listeners: map[net.Listener]struct{}{},
 	}
 	if s.log == nil {

@@ -29,13 +29,14 @@ func prepareUpload(_ context.Context, s *Server, params json.RawMessage) (stream
 	if err != nil {
 		return nil, failed("write", p.Path, err)
 	}
-	return func(_ context.Context, conn net.Conn, r io.Reader) {
+	return func(ctx context.Context, conn net.Conn, r io.Reader) {
 		defer file.discard()
-		size, err := receive(file.file, r)
+		size, err := receive(file.file, r, func() { s.whenThawed(ctx) })
 		if errors.Is(err, errHostGone) {
 			s.log.Debug("upload ended", slog.Any("error", err))
 			return
 		}
+		s.whenThawed(ctx)
 		if err == nil {
 			err = file.commit(p.Mode, o)
 		}
@@ -50,8 +51,9 @@ func prepareUpload(_ context.Context, s *Server, params json.RawMessage) (stream
 // errHostGone ends what nobody waits for any more.
 var errHostGone = errors.New("the host is gone")
 
-// receive writes the data frames of r to w until the frame that ends them.
-func receive(w io.Writer, r io.Reader) (size uint64, err error) {
+// receive writes the data frames of r to w, each when it may, until the frame that
+// ends them.
+func receive(w io.Writer, r io.Reader, may func()) (size uint64, err error) {
 	frames := wire.NewFrameReader(r)
 	for {
 		kind, payload, err := frames.ReadFrame()
@@ -63,6 +65,7 @@ func receive(w io.Writer, r io.Reader) (size uint64, err error) {
 		}
 		switch kind {
 		case wire.FrameData:
+			may()
 			n, err := w.Write(payload)
 			size += uint64(n) //nolint:gosec // not negative.
 			if err != nil {

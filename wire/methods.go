@@ -19,6 +19,8 @@ const (
 	MethodRemove    = "remove"
 	MethodProcesses = "processes"
 	MethodSignal    = "signal"
+	MethodFreeze    = "freeze"
+	MethodThaw      = "thaw"
 
 	// These four turn their connection into a stream of binary frames after the
 	// response line; see docs/PROTOCOL.md, "Streams".
@@ -36,6 +38,7 @@ const (
 	CapFiles        = "files"         // stat, make_dir, move, remove, base64 and offsets
 	CapStreams      = "streams"       // download, upload, forward
 	CapWatch        = "watch"
+	CapFreeze       = "freeze" // freeze, thaw
 )
 
 // PingResult answers ping.
@@ -248,6 +251,33 @@ type SignalParams struct {
 	Signal int    `json:"signal"`
 	// Group sends it to the whole process group.
 	Group bool `json:"group,omitempty"`
+}
+
+// FreezeResult answers freeze.
+type FreezeResult struct {
+	// Stopped is how many processes are held.
+	Stopped int `json:"stopped"`
+}
+
+// Bounds of ThawParams.Entropy, in bytes.
+const (
+	MinEntropy = 32
+	MaxEntropy = 512
+)
+
+// ThawParams are the parameters of thaw.
+type ThawParams struct {
+	// Entropy are MinEntropy to MaxEntropy random bytes, credited to the guest kernel's
+	// pool and used at once.
+	Entropy []byte `json:"entropy"`
+	// UnixNS is the time, in nanoseconds since 1970.
+	UnixNS int64 `json:"unix_ns"`
+	// Hostname is the guest's new host name; empty leaves it as it is.
+	Hostname string `json:"hostname,omitempty"`
+	// Clone says that the guest is a copy: its machine-id is renewed, the random seed
+	// kept for the next boot removed, and connections that were open when it was frozen
+	// end, with the commands that run for them.
+	Clone bool `json:"clone,omitempty"`
 }
 
 // DownloadParams are the parameters of download.
