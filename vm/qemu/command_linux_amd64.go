@@ -8,6 +8,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/internal/bootfiles"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/tsc"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -92,7 +93,7 @@ func kernelArgs(c *vm.Config, k *kernel.Manifest, accel string) string {
 		args = append(args,
 			// Its time stamp counter is ours, and without a timer it cannot measure it. (KVM
 			// has a clock for its guests.)
-			fmt.Sprintf("tsc_early_khz=%d", tscKHz()), "tsc=reliable", "no_timer_check",
+			fmt.Sprintf("tsc_early_khz=%d", tsc.KHz()), "tsc=reliable", "no_timer_check",
 			// Emulated processors do not speculate.
 			"mitigations=off")
 	}
