@@ -33,6 +33,11 @@ type orders struct {
 	Ask string
 	// Announce says to say so before the machine is made.
 	Announce bool
+	// From is the snapshot that the machine is made of, if any.
+	From string
+	// Save is where the machine is saved once it has answered, if anywhere. It says
+	// "ready" before that.
+	Save string
 }
 
 // own is the life of a child process that makes a machine, says so, and waits until
@@ -52,7 +57,12 @@ func own() int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	m, err := d.Create(ctx, o.Config)
+	var m vm.Machine
+	if o.From != "" {
+		m, err = d.Restore(ctx, o.Config, o.From)
+	} else {
+		m, err = d.Create(ctx, o.Config)
+	}
 	if err != nil {
 		fmt.Println("error:", err)
 		return 1
@@ -60,6 +70,13 @@ func own() int {
 	answer, err := ask(ctx, m, o.Ask)
 	f := d.Features()
 	fmt.Printf("ready %q %v limited=%v\n", answer, err, f.MemoryLimit)
+	if o.Save != "" {
+		if err := m.Snapshot(ctx, o.Save); err != nil {
+			fmt.Println("error:", err)
+			return 1
+		}
+		fmt.Println("saved")
+	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	if err := m.Destroy(context.Background(), 0); err != nil {
 		fmt.Println("error:", err)
@@ -130,6 +147,15 @@ func sentries(t *testing.T, d *Driver, id string) []int {
 		t.Fatal(err)
 	}
 	return pids
+}
+
+func killAll(t *testing.T, pids []int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			t.Error(err)
+		}
+	}
 }
 
 // G2, 2.11 no. 6: a machine dies with its owner, whatever runs inside, and a sweep
@@ -212,11 +238,7 @@ func TestDetachedSurvives(t *testing.T) {
 	if got := sentries(t, d, c.ID); len(got) != 1 || !slices.Equal(got, pids) {
 		t.Errorf("sentries after the sweep: got %v, want %v", got, pids)
 	}
-	for _, pid := range pids {
-		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-			t.Error(err)
-		}
-	}
+	killAll(t, pids)
 	// A sweep may still see the sentry on its way out.
 	eventually(t, 5*time.Second, "swept", func() bool {
 		found, err := d.Sweep(testContext(t), true)
@@ -332,64 +354,4 @@ func TestSweepKillsNoStrangers(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(d.keeper.Base, id)); err != nil {
 		t.Error(err)
 	}
-}
-
-// readable is a copy of an image or a program that every user can use.
-func readable(t *testing.T, path string) string {
-	t.Helper()
-	in, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = in.Close() }()
-	out, err := os.CreateTemp(scratch, "readable-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = io.Copy(out, in)
-	if err := errors.Join(err, out.Chmod(0o555), out.Close()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.Remove(out.Name()) })
-	return out.Name()
-}
-
-// An unprivileged user gets a machine where the host allows user namespaces.
-func TestRootless(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can become somebody else, and the other tests are unprivileged already: `sudo -E go test ./vm/gvisor`")
-	}
-	const nobody = 65534
-	probe := exec.Command("unshare", "--user", "--map-root-user", "true")
-	probe.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	if err := probe.Run(); err != nil {
-		t.Skipf("user namespaces are off for unprivileged users (%v): `sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=15000`", err)
-	}
-	d := testDriver(t)
-	state := filepath.Join(scratch, "rootless-"+newID())
-	if err := os.Mkdir(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(state) })
-	if err := os.Chown(state, nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
-	c := testConfig(t)
-	c.Image = readable(t, c.Image)
-	opts := options(d)
-	opts.StateDir = state
-	if opts.Exe != "/proc/self/exe" { // perhaps in a directory that is root's alone
-		opts.Exe = readable(t, opts.Exe)
-	}
-	o := startOwner(t, orders{Options: opts, Config: c, Ask: "id -u; chown 1000:1000 /tmp && stat -c %u /tmp"},
-		&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
-	if want := `ready "0\n1000\n" <nil> limited=false`; o.said != want {
-		t.Errorf("got %s, want %s", o.said, want)
-	}
-	_ = o.stdin.Close()
-	if err := o.cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	d.keeper.Base = filepath.Join(state, "machines")
-	wantNothing(t, d, c.ID)
 }

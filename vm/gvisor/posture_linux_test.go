@@ -11,17 +11,26 @@ import (
 	"testing"
 
 	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/vm"
 )
 
-// T53: what a sentry may do on the host: nothing.
+// T53: what a sentry may do on the host: nothing, and after its state was loaded too.
 func TestPosture(t *testing.T) {
 	ledgered(t)
 	d := testDriver(t)
-	c := testConfig(t)
+	c := savable(t)
 	m := create(t, d, c)
-	if _, err := ask(testContext(t), m, "ping"); err != nil {
-		t.Fatal(err)
-	}
+	t.Run("created", func(t *testing.T) { wantPosture(t, d, m, c) })
+	dir := save(t, m)
+	t.Run("saved", func(t *testing.T) { wantPosture(t, d, m, c) })
+	c = savable(t)
+	m = restore(t, d, c, dir)
+	t.Run("restored", func(t *testing.T) { wantPosture(t, d, m, c) })
+}
+
+func wantPosture(t *testing.T, d *Driver, m vm.Machine, c vm.Config) {
+	t.Helper()
+	says(t, m, "ping", "pong")
 	pid := m.(*machine).sentry.PID
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 

@@ -216,7 +216,7 @@ func TestSnapshotCancelled(t *testing.T) {
 	says(t, restore(t, d, savable(t), good), addOne, "1")
 }
 
-// A full disk is an error, wherever the state meets it, and the machine goes on.
+// T36: a full disk is an error, wherever the state meets it, and the machine goes on.
 func TestSnapshotFullDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a small file system: `sudo -E go test ./vm/gvisor`")
