@@ -207,16 +207,7 @@ func TestOwnerKilledCreating(t *testing.T) {
 		timer := time.NewTimer(time.Duration(i) * 8 * time.Millisecond)
 		<-timer.C // the instants are the point
 		o.kill(t)
-		found, err := d.Sweep(testContext(t), true)
-		if err != nil {
-			t.Error(err)
-		}
-		for _, l := range found {
-			if !l.Removed {
-				t.Errorf("not removed: %+v", l)
-			}
-		}
-		wantNothing(t, d, c.ID)
+		sweepAll(t, d, c.ID)
 	}
 }
 
