@@ -12,7 +12,7 @@ export GO
 help: ## show this list
 	@echo 'Bouvet runs code that nobody trusts in a sandbox of its own. Begin with: make demo'
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/bouvet and bin/bouvet-agent
@@ -54,6 +54,15 @@ image: build ## make the default image (Debian, Python, Node.js, bash), if it is
 kernel: build ## install QEMU and fetch a guest kernel, for --driver qemu and its tests
 	@scripts/need.sh qemu-system-x86_64 lz4
 	@bin/bouvet kernel fetch
+
+.PHONY: minikernel
+minikernel: build ## build the small guest kernel, with which QEMU's machines start sooner (minutes)
+	@scripts/need.sh cc make strip flex bison bc perl xz libelf
+	@bin/bouvet kernel build
+
+.PHONY: soak
+soak: kernel ## start BOUVET_SOAK (200) machines of QEMU in a row with each kernel, and 100 in tens
+	@BOUVET_SOAK=$${BOUVET_SOAK:-200} CGO_ENABLED=0 $(GO) test -v -count 1 -run '^TestSoak' -timeout 2h ./vm/qemu
 
 .PHONY: clean
 clean: $(if $(filter 1,$(CLEAN_STATE)),build) ## remove what was built; with CLEAN_STATE=1 also leftovers of sandboxes and the default image

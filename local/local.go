@@ -111,6 +111,10 @@ func Defaults(ctx context.Context, driver vm.Driver, c bouvet.Config) bouvet.Con
 // DriverEnv names the environment variable with the default of Options.Driver.
 const DriverEnv = "BOUVET_DRIVER"
 
+// KernelEnv names the environment variable that names the guest kernel to use, as
+// bouvet kernel ls shows it; without it the store chooses.
+const KernelEnv = "BOUVET_KERNEL"
+
 // Auto chooses a driver. It is gVisor's until a machine with working hardware
 // virtualization is found out by trying: emulated, QEMU is many times slower.
 const Auto = "auto"
@@ -166,7 +170,7 @@ func qemuDriver(opts Options) (vm.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	k, err := kernels.Find("")
+	k, err := kernels.Find(os.Getenv(KernelEnv))
 	if err != nil {
 		return nil, fmt.Errorf("cannot ready the QEMU driver: %w", err)
 	}

@@ -7,6 +7,7 @@ present() {
   case $1 in
     cc) printf '#include <stdlib.h>\nint main(void){return 0;}\n' | gcc -x c -fsyntax-only - 2>/dev/null ;;
     debian-keys) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;
+    libelf) [ -e /usr/include/gelf.h ] ;;
     ca-certificates) [ -e /etc/ssl/certs/ca-certificates.crt ] ;;
     *) command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ] ;;
   esac
@@ -25,6 +26,14 @@ recipe() {
     ca-certificates) echo 'ca-certificates|verifies the servers that packages come from' ;;
     qemu-system-x86_64) echo 'qemu-system-x86|runs the microVMs of --driver qemu' ;;
     lz4) echo 'lz4|tests compare our kernel unpacker with it' ;;
+    make) echo 'make|builds the small guest kernel' ;;
+    strip) echo 'binutils|builds the small guest kernel' ;;
+    flex) echo 'flex|builds the small guest kernel' ;;
+    bison) echo 'bison|builds the small guest kernel' ;;
+    bc) echo 'bc|builds the small guest kernel' ;;
+    perl) echo 'perl|builds the small guest kernel' ;;
+    xz) echo 'xz-utils|unpacks the source of the small guest kernel' ;;
+    libelf) echo 'libelf-dev|builds the small guest kernel' ;;
     shellcheck) echo 'shellcheck|checks the scripts' ;;
     *) echo "need.sh: no recipe for $1" >&2; exit 2 ;;
   esac

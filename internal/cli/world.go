@@ -166,6 +166,7 @@ const (
 	kindImageRefused  = "image_refused"
 	kindKernelMissing = "kernel_not_found"
 	kindKernelFetch   = "kernel_fetch"
+	kindKernelBuild   = "kernel_build"
 	kindFile          = "file"
 	kindPermission    = "permission"
 	kindMachineGone   = "machine_gone"

@@ -93,5 +93,13 @@ type Kernel struct {
 	Manifest Manifest `json:"manifest"`
 }
 
-// Progress is told what a fetch does: a step, in words for people.
-type Progress func(step string)
+// Progress is told what goes on: a step, in words for people, and how far it has
+// got: done of about total, which are 0 where that is not known.
+type Progress func(step string, done, total int64)
+
+func (p Progress) orNone() Progress {
+	if p == nil {
+		return func(string, int64, int64) {}
+	}
+	return p
+}

@@ -43,11 +43,7 @@ var packagePattern = regexp.MustCompile(`^linux-image-[a-z0-9.+-]{1,100}$`)
 // signed lists of the mirrors that the host is set up for, and puts its image and
 // the modules that a guest needs into the store. It needs no privileges.
 func (s *Store) Fetch(ctx context.Context, o FetchOptions) (_ Kernel, err error) {
-	say := o.Progress
-	if say == nil {
-		say = func(string) {}
-	}
-	s.prune()
+	say := o.Progress.orNone()
 	pkg := o.Package
 	if pkg == "" {
 		if pkg, err = current(ctx); err != nil {
@@ -57,15 +53,12 @@ func (s *Store) Fetch(ctx context.Context, o FetchOptions) (_ Kernel, err error)
 	if !packagePattern.MatchString(pkg) {
 		return Kernel{}, fmt.Errorf("cannot fetch kernel: %.100q is not the name of a kernel package", pkg)
 	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return Kernel{}, fmt.Errorf("cannot make kernel store: %w", err)
-	}
-	tmp, err := os.MkdirTemp(s.dir, tempPrefix)
+	tmp, done, err := s.workDir()
 	if err != nil {
-		return Kernel{}, fmt.Errorf("cannot fetch kernel: %w", err)
+		return Kernel{}, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	say("downloading " + pkg)
+	defer func() { err = errors.Join(err, done()) }()
+	say("downloading "+pkg, 0, 0)
 	deb, err := download(ctx, tmp, pkg)
 	if err != nil {
 		return Kernel{}, err
@@ -78,32 +71,26 @@ func (s *Store) Fetch(ctx context.Context, o FetchOptions) (_ Kernel, err error)
 	if err != nil {
 		return Kernel{}, err
 	}
-	say("unpacking " + pkg)
+	say("unpacking "+pkg, 0, 0)
 	u := unpacked{modules: map[string][]byte{}, builtin: map[string]bool{}}
-	if err := u.read(ctx, deb); err != nil {
+	if err := packageFiles(ctx, deb, u.readTar); err != nil {
 		return Kernel{}, err
 	}
-	say("uncompressing the image")
-	image, err := uncompress(u.image)
+	if u.image == nil {
+		return Kernel{}, errors.New("cannot unpack kernel: the package has no image; it may be a signed or a debugging one's shell")
+	}
+	say("uncompressing the image", 0, 0)
+	image, err := uncompress(ctx, u.image)
 	if err != nil {
 		return Kernel{}, err
 	}
-	m := Manifest{
-		Release: u.release, Package: pkg, Version: strings.TrimSpace(string(version)), Source: source,
-		Image: Part{Name: imageName, Digest: digest(image), Size: int64(len(image))},
-	}
-	files := map[string][]byte{imageName: image}
+	m := Manifest{Release: u.release, Package: pkg, Version: strings.TrimSpace(string(version)), Source: source}
 	order, err := loadOrder(Modules, u.modules, u.builtin)
 	if err != nil {
 		return Kernel{}, err
 	}
-	for _, name := range order {
-		file, data := path.Join(modulesDir, name+".ko"), u.modules[name]
-		files[file] = data
-		m.Modules = append(m.Modules, Part{Name: file, Digest: digest(data), Size: int64(len(data))})
-	}
-	say("storing " + u.release)
-	return s.add(m, files)
+	say("storing "+u.release, 0, 0)
+	return s.addParts(m, image, order, u.config)
 }
 
 // current is the package that MetaPackage depends on.
@@ -166,12 +153,12 @@ func command(ctx context.Context, dir, name string, args ...string) (*exec.Cmd, 
 func toolError(ctx context.Context, name string, err error, stderr *capped) error {
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("cannot fetch kernel: %w", context.Cause(ctx))
+		return fmt.Errorf("cannot run %s: %w", name, context.Cause(ctx))
 	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("cannot fetch kernel: %w: it takes a Debian-like host with apt and dpkg", err)
+		return fmt.Errorf("cannot run %s: %w: it takes a Debian-like host with apt and dpkg", name, err)
 	default:
 		said := strings.Join(strings.Fields(stderr.String()), " ")
-		return fmt.Errorf("cannot fetch kernel: %s: %w: %s (apt-get update may help)", name, err, said)
+		return fmt.Errorf("cannot run %s: %w: %s", name, err, said)
 	}
 }
 
@@ -192,10 +179,12 @@ type unpacked struct {
 	image   []byte
 	modules map[string][]byte // by name
 	builtin map[string]bool
+	config  []byte
 }
 
-// read reads the package deb, whose files dpkg-deb writes as an archive.
-func (u *unpacked) read(ctx context.Context, deb string) error {
+// packageFiles has read read the files of the package deb, which dpkg-deb writes as
+// an archive.
+func packageFiles(ctx context.Context, deb string, read func(*tar.Reader) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	cmd, stderr := command(ctx, "/", "dpkg-deb", "--fsys-tarfile", deb)
@@ -206,18 +195,18 @@ func (u *unpacked) read(ctx context.Context, deb string) error {
 	if err := cmd.Start(); err != nil {
 		return toolError(ctx, "dpkg-deb", err, stderr)
 	}
-	readErr := u.readTar(tar.NewReader(pipe))
-	if readErr != nil {
+	if err := read(tar.NewReader(pipe)); err != nil {
+		ended := ctx.Err() != nil
 		cancel()
 		_ = cmd.Wait()
-		return fmt.Errorf("cannot unpack kernel: %w", readErr)
+		if ended {
+			return toolError(ctx, "dpkg-deb", err, stderr)
+		}
+		return fmt.Errorf("cannot unpack kernel: %w", err)
 	}
-	_, _ = io.Copy(io.Discard, pipe) // the archive's padding
+	_, _ = io.Copy(io.Discard, pipe) // what is left of it
 	if err := cmd.Wait(); err != nil {
 		return toolError(ctx, "dpkg-deb", err, stderr)
-	}
-	if u.image == nil {
-		return errors.New("cannot unpack kernel: the package has no image; it may be a signed or a debugging one's shell")
 	}
 	return nil
 }
@@ -244,16 +233,16 @@ func (u *unpacked) readTar(r *tar.Reader) error {
 			if u.modules[module], err = readPart(r, h, moduleMax); err != nil {
 				return err
 			}
-		} else if path.Base(name) == "modules.builtin" {
+		} else if strings.HasPrefix(name, "/boot/config-") {
+			if u.config, err = readPart(r, h, configMax); err != nil {
+				return err
+			}
+		} else if path.Base(name) == builtinName {
 			list, err := readPart(r, h, outputMax)
 			if err != nil {
 				return err
 			}
-			for line := range strings.FieldsSeq(string(list)) {
-				if module, ok := moduleName(line); ok {
-					u.builtin[module] = true
-				}
-			}
+			addBuiltin(u.builtin, list)
 		}
 	}
 }

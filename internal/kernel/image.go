@@ -2,10 +2,12 @@ package kernel
 
 import (
 	"bytes"
+	"context"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"regexp"
 )
 
 const (
@@ -20,7 +22,7 @@ const (
 )
 
 // uncompress returns the ELF image inside a bzImage; an ELF image is its own.
-func uncompress(image []byte) ([]byte, error) {
+func uncompress(ctx context.Context, image []byte) ([]byte, error) {
 	if bytes.HasPrefix(image, []byte(elf.ELFMAG)) {
 		return image, checkELF(image)
 	}
@@ -37,10 +39,7 @@ func uncompress(image []byte) ([]byte, error) {
 		return nil, errors.New("cannot read kernel: its payload is cut off")
 	}
 	payload := image[begin:end]
-	if binary.LittleEndian.Uint32(payload) != lz4Magic {
-		return nil, fmt.Errorf("cannot read kernel: its compression (% x) is not LZ4", payload[:4])
-	}
-	out, err := lz4Legacy(payload, imageMax)
+	out, err := unpack(ctx, payload, imageMax)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read kernel: %w", err)
 	}
@@ -57,8 +56,8 @@ func checkELF(image []byte) error {
 	if err != nil {
 		return fmt.Errorf("cannot read kernel: %w", err)
 	}
-	if f.Machine != elf.EM_X86_64 {
-		return fmt.Errorf("cannot use kernel: it is for %v", f.Machine)
+	if f.Class != elf.ELFCLASS64 || f.Machine != elf.EM_X86_64 {
+		return fmt.Errorf("cannot use kernel: it is for %v, %v, not for x86-64", f.Class, f.Machine)
 	}
 	for _, p := range f.Progs {
 		if p.Type != elf.PT_NOTE || p.Filesz > 1<<20 {
@@ -73,6 +72,17 @@ func checkELF(image []byte) error {
 		}
 	}
 	return errors.New("cannot use kernel: it has no PVH entry (CONFIG_PVH)")
+}
+
+// banner is linux_banner (init/version-timestamp.c).
+var banner = regexp.MustCompile(`Linux version ([0-9][0-9A-Za-z.+~_-]{0,63}) \(`)
+
+// releaseOf is what uname -r will say, as the image tells it; empty if it does not.
+func releaseOf(image []byte) string {
+	if m := banner.FindSubmatch(image); m != nil {
+		return string(m[1])
+	}
+	return ""
 }
 
 func hasPVH(notes []byte) bool {

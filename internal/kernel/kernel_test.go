@@ -64,7 +64,7 @@ func FuzzUncompress(f *testing.F) {
 	f.Add(bzImage(vmlinux()))
 	f.Add(vmlinux())
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if out, err := uncompress(data); err == nil && checkELF(out) != nil {
+		if out, err := uncompress(t.Context(), data); err == nil && checkELF(out) != nil {
 			t.Error("an image that cannot be started was accepted")
 		}
 	})
@@ -73,7 +73,7 @@ func FuzzUncompress(f *testing.F) {
 func TestUncompress(t *testing.T) {
 	good := bzImage(vmlinux())
 	for _, image := range [][]byte{good, vmlinux()} {
-		if out, err := uncompress(image); err != nil || !bytes.Equal(out, vmlinux()) {
+		if out, err := uncompress(t.Context(), image); err != nil || !bytes.Equal(out, vmlinux()) {
 			t.Errorf("got %d bytes, %v, want %d", len(out), err, len(vmlinux()))
 		}
 	}
@@ -85,7 +85,7 @@ func TestUncompress(t *testing.T) {
 		"nothing": nil, "text": []byte(strings.Repeat("text", 500)), "cut off": good[:len(good)-9], "wrong length": short,
 		"another compression": zstd, "no PVH": bzImage(elfFile(note("GNU", 3))), "no ELF": bzImage([]byte("not an ELF image")),
 	} {
-		if _, err := uncompress(image); err == nil {
+		if _, err := uncompress(t.Context(), image); err == nil {
 			t.Errorf("%s: got no error", name)
 		}
 	}
@@ -97,7 +97,11 @@ func TestLoadOrder(t *testing.T) {
 		"fs": elfFile(nil, "softdep=pre: crc absent", "depends=nls-base,built"), "nls_base": elfFile(nil), "crc": elfFile(nil),
 		"a": elfFile(nil, "depends=b"), "b": elfFile(nil, "depends=a"), "text": []byte("text"),
 	}
-	order, err := loadOrder([]string{"blk", "fs", "virtio"}, modules, map[string]bool{"built": true})
+	ordered, err := loadOrder([]string{"blk", "fs", "virtio"}, modules, map[string]bool{"built": true})
+	var order []string
+	for _, m := range ordered {
+		order = append(order, m.name)
+	}
 	if want := []string{"ring", "virtio", "blk", "nls_base", "crc", "fs"}; err != nil || !slices.Equal(order, want) {
 		t.Errorf("got %v, %v, want %v", order, err, want)
 	}
@@ -160,7 +164,7 @@ func TestFetch(t *testing.T) {
 		t.Errorf("empty store: got %v, want ErrNone", err)
 	}
 	var steps []string
-	k, err := s.Fetch(t.Context(), FetchOptions{Progress: func(step string) { steps = append(steps, step) }})
+	k, err := s.Fetch(t.Context(), FetchOptions{Progress: func(step string, _, _ int64) { steps = append(steps, step) }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,27 @@ import (
 	"strings"
 )
 
-// moduleMax bounds a module's file, in bytes.
-const moduleMax = 16 << 20
+const (
+	// moduleMax bounds a module's file, in bytes.
+	moduleMax = 16 << 20
+	// builtinName is the file, beside modules, that lists those that are built in.
+	builtinName = "modules.builtin"
+)
+
+// A module is one that is to be loaded.
+type module struct {
+	name string
+	data []byte
+}
+
+// addBuiltin adds the modules that list, the content of modules.builtin, names.
+func addBuiltin(builtin map[string]bool, list []byte) {
+	for line := range strings.FieldsSeq(string(list)) {
+		if name, ok := moduleName(line); ok {
+			builtin[name] = true
+		}
+	}
+}
 
 // moduleName is the name by which the kernel knows the module in file.
 func moduleName(file string) (name string, ok bool) {
@@ -18,8 +37,8 @@ func moduleName(file string) (name string, ok bool) {
 }
 
 // modinfo returns the values of a key of a module's description.
-func modinfo(module []byte, key string) ([]string, error) {
-	f, err := elf.NewFile(bytes.NewReader(module))
+func modinfo(file []byte, key string) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(file))
 	if err != nil {
 		return nil, err
 	}
@@ -43,8 +62,8 @@ func modinfo(module []byte, key string) ([]string, error) {
 // loadOrder puts the wanted modules, and those that they depend on, in an order in
 // which they can be loaded. What read does not know (ok is false) is taken for built
 // in if builtin has it.
-func loadOrder(wanted []string, modules map[string][]byte, builtin map[string]bool) ([]string, error) {
-	var order []string
+func loadOrder(wanted []string, modules map[string][]byte, builtin map[string]bool) ([]module, error) {
+	var order []module
 	state := map[string]int{} // 1 while its dependencies are looked at, 2 when it is in order
 	var visit func(name string) error
 	visit = func(name string) error {
@@ -55,15 +74,15 @@ func loadOrder(wanted []string, modules map[string][]byte, builtin map[string]bo
 			return fmt.Errorf("cannot order modules: %s depends on itself", name)
 		}
 		state[name] = 1
-		module, ok := modules[name]
+		data, ok := modules[name]
 		if !ok {
 			return fmt.Errorf("cannot order modules: the kernel has no %s", name)
 		}
-		depends, err := modinfo(module, "depends")
+		depends, err := modinfo(data, "depends")
 		if err != nil {
 			return fmt.Errorf("cannot read module %s: %w", name, err)
 		}
-		soft, err := modinfo(module, "softdep")
+		soft, err := modinfo(data, "softdep")
 		if err != nil {
 			return fmt.Errorf("cannot read module %s: %w", name, err)
 		}
@@ -89,7 +108,7 @@ func loadOrder(wanted []string, modules map[string][]byte, builtin map[string]bo
 			}
 		}
 		state[name] = 2
-		order = append(order, name)
+		order = append(order, module{name, data})
 		return nil
 	}
 	for _, name := range wanted {

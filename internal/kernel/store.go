@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -10,10 +11,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -21,6 +25,7 @@ const (
 	manifestMax    = 1 << 20
 	manifestFormat = 1
 	digestPrefix   = "sha256:"
+	configName     = "config"
 	// tempPrefix marks a directory in the making; no digest begins so.
 	tempPrefix = ".new-"
 	// tempLifetime is how old one must be before it counts as abandoned.
@@ -62,16 +67,22 @@ func (s *Store) List() ([]Kernel, error) {
 }
 
 // Find returns the kernel that a digest or the beginning of one, or a release
-// names; the last added for the empty name. Without one the error wraps ErrNone.
+// names. For the empty name it is the one to use by default: one that is known to
+// need no module, as those are that Build makes, rather than one that has them, and
+// that rather than one of which nothing is known; among equals the last added.
+// Without one the error wraps ErrNone.
 func (s *Store) Find(name string) (Kernel, error) {
 	all, err := s.List()
 	if err != nil {
 		return Kernel{}, err
 	}
+	if name == "" && len(all) > 0 {
+		return slices.MaxFunc(all, func(a, b Kernel) int { return cmp.Compare(a.preference(), b.preference()) }), nil
+	}
 	var found []Kernel
 	short := strings.TrimPrefix(name, digestPrefix)
 	for _, k := range all {
-		if name == "" || k.Manifest.Release == name {
+		if name != "" && k.Manifest.Release == name {
 			return k, nil
 		}
 		if strings.HasPrefix(strings.TrimPrefix(k.Digest, digestPrefix), short) {
@@ -86,7 +97,32 @@ func (s *Store) Find(name string) (Kernel, error) {
 	case name != "":
 		return Kernel{}, fmt.Errorf("cannot find kernel %q: %w", name, ErrNone)
 	}
-	return Kernel{}, fmt.Errorf("%w in %s: get one with bouvet kernel fetch", ErrNone, s.dir)
+	return Kernel{}, fmt.Errorf("%w in %s: get one with bouvet kernel fetch, or a smaller and faster one with bouvet kernel build", ErrNone, s.dir)
+}
+
+// preference is how much Find likes a kernel; see there.
+func (k *Kernel) preference() int {
+	switch {
+	case len(k.Manifest.Modules) > 0:
+		return 1
+	case k.Manifest.Config != nil:
+		return 2
+	default:
+		return 0
+	}
+}
+
+// Remove removes a kernel. Machines that run keep theirs.
+func (s *Store) Remove(k Kernel) error {
+	tmp, done, err := s.workDir()
+	if err != nil {
+		return err
+	}
+	// Under its name it is there as a whole or not at all.
+	if err := os.Rename(k.Dir, filepath.Join(tmp, "removed")); err != nil {
+		return errors.Join(fmt.Errorf("cannot remove kernel: %w", err), done())
+	}
+	return done()
 }
 
 func (s *Store) read(name string) (Kernel, error) {
@@ -169,11 +205,30 @@ func digest(data []byte) string {
 	return digestPrefix + hex.EncodeToString(sum[:])
 }
 
+// addParts puts a kernel of these parts into the store. Without a configuration it
+// has no features.
+func (s *Store) addParts(m Manifest, image []byte, modules []module, dotConfig []byte) (Kernel, error) {
+	files := map[string][]byte{imageName: image}
+	m.Image = Part{Name: imageName, Digest: digest(image), Size: int64(len(image))}
+	for _, mod := range modules {
+		file := path.Join(modulesDir, mod.name+".ko")
+		files[file] = mod.data
+		m.Modules = append(m.Modules, Part{Name: file, Digest: digest(mod.data), Size: int64(len(mod.data))})
+	}
+	if len(dotConfig) > 0 {
+		c, err := parseConfig(dotConfig, false)
+		if err != nil {
+			return Kernel{}, err
+		}
+		files[configName] = dotConfig
+		m.Config = &Part{Name: configName, Digest: digest(dotConfig), Size: int64(len(dotConfig))}
+		m.Features = c.features()
+	}
+	return s.add(m, files)
+}
+
 // add puts a kernel into the store; one that is there already is taken.
 func (s *Store) add(m Manifest, files map[string][]byte) (_ Kernel, err error) {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return Kernel{}, fmt.Errorf("cannot make kernel store: %w", err)
-	}
 	m.Format = manifestFormat
 	data, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
@@ -183,15 +238,15 @@ func (s *Store) add(m Manifest, files map[string][]byte) (_ Kernel, err error) {
 	if k, err := s.read(name); err == nil && k.Verify() == nil {
 		return k, nil
 	}
-	tmp, err := os.MkdirTemp(s.dir, tempPrefix)
+	work, done, err := s.workDir()
 	if err != nil {
+		return Kernel{}, err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	tmp := filepath.Join(work, "kernel")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return Kernel{}, fmt.Errorf("cannot store kernel: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.RemoveAll(tmp))
-		}
-	}()
 	if err := os.Mkdir(filepath.Join(tmp, modulesDir), 0o700); err != nil {
 		return Kernel{}, fmt.Errorf("cannot store kernel: %w", err)
 	}
@@ -201,13 +256,13 @@ func (s *Store) add(m Manifest, files map[string][]byte) (_ Kernel, err error) {
 			return Kernel{}, fmt.Errorf("cannot store kernel: %w", err)
 		}
 	}
-	path := filepath.Join(s.dir, name)
-	if err := os.Rename(tmp, path); errors.Is(err, fs.ErrExist) {
+	final := filepath.Join(s.dir, name)
+	if err := os.Rename(tmp, final); errors.Is(err, fs.ErrExist) {
 		// It is damaged, or another process was faster.
-		if err := os.RemoveAll(path); err != nil {
+		if err := os.RemoveAll(final); err != nil {
 			return Kernel{}, fmt.Errorf("cannot replace kernel: %w", err)
 		}
-		if err := os.Rename(tmp, path); err != nil {
+		if err := os.Rename(tmp, final); err != nil {
 			return Kernel{}, fmt.Errorf("cannot replace kernel: %w", err)
 		}
 	} else if err != nil {
@@ -227,7 +282,35 @@ func writeFile(path string, data []byte) error {
 	return errors.Join(err, f.Chmod(0o444), f.Sync(), f.Close())
 }
 
-// prune removes what fetches that were killed have left.
+// workDir makes a directory for what is in the making; done removes it. It is
+// locked, so that nobody takes it for abandoned.
+func (s *Store) workDir() (dir string, done func() error, err error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return "", nil, fmt.Errorf("cannot make kernel store: %w", err)
+	}
+	s.prune()
+	dir, err = os.MkdirTemp(s.dir, tempPrefix)
+	if err != nil {
+		return "", nil, fmt.Errorf("cannot use kernel store: %w", err)
+	}
+	lock, err := os.Open(dir)
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		return "", nil, errors.Join(fmt.Errorf("cannot lock %s: %w", dir, err), closeIf(lock), os.RemoveAll(dir))
+	}
+	return dir, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
+}
+
+func closeIf(f *os.File) error {
+	if f == nil {
+		return nil
+	}
+	return f.Close()
+}
+
+// prune removes what processes that were killed have left.
 func (s *Store) prune() {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -235,8 +318,17 @@ func (s *Store) prune() {
 	}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err == nil && strings.HasPrefix(e.Name(), tempPrefix) && time.Since(info.ModTime()) > tempLifetime {
-			_ = os.RemoveAll(filepath.Join(s.dir, e.Name()))
+		if err != nil || !strings.HasPrefix(e.Name(), tempPrefix) || time.Since(info.ModTime()) < tempLifetime {
+			continue
 		}
+		dir := filepath.Join(s.dir, e.Name())
+		f, err := os.Open(dir)
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			_ = os.RemoveAll(dir)
+		}
+		_ = f.Close()
 	}
 }
