@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +18,7 @@ const (
 	// buildLog is the file in the store's directory with what the last build said.
 	buildLog = "build.log"
 	// compileSteps is about how many lines make says for a kernel of ours.
-	compileSteps = 1900
+	compileSteps = 2150
 )
 
 // BuildOptions are the options of Build. The zero value is useful.
@@ -91,9 +92,7 @@ func wanted(extra []byte) (config, error) {
 	if err != nil {
 		return nil, err
 	}
-	for symbol, value := range more {
-		want[symbol] = value
-	}
+	maps.Copy(want, more)
 	if want.value("CONFIG_MODULES") != "n" {
 		return nil, errors.New("cannot build kernel: it is to have everything built in, so CONFIG_MODULES has to be n")
 	}
@@ -146,7 +145,7 @@ func (b *build) make(ctx context.Context, args ...string) error {
 		"KBUILD_BUILD_TIMESTAMP=" + b.source.date.UTC().Format(time.DateOnly),
 	}
 	cmd.Stdout, cmd.Stderr = b.log, b.log
-	if err := runGroup(cmd); err != nil {
+	if err := runGroup(ctx, cmd); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("cannot build kernel: %w", context.Cause(ctx))
 		}

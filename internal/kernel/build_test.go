@@ -112,7 +112,7 @@ func TestBuild(t *testing.T) {
 	if err != nil || !strings.Contains(string(dotConfig), "CONFIG_BTRFS_FS=y\n") {
 		t.Errorf("configuration: got %v, want what was asked for", err)
 	}
-	if all := strings.Join(steps, ","); !strings.Contains(all, "downloading linux-source-6.1") || !strings.Contains(all, "compiling2 1900") {
+	if all := strings.Join(steps, ","); !strings.Contains(all, "downloading linux-source-6.1") || !strings.Contains(all, "compiling2 2150") {
 		t.Errorf("steps: got %q", steps)
 	}
 	log, err := os.ReadFile(s.BuildLog())

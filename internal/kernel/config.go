@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"bufio"
 	"bytes"
 	_ "embed"
 	"fmt"
@@ -33,9 +32,10 @@ func parseConfig(data []byte, strict bool) (config, error) {
 		return nil, fmt.Errorf("cannot read kernel configuration: it has more than %d bytes", configMax)
 	}
 	c := config{}
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimRight(lines.Text(), " \t\r")
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		n++
+		line = strings.TrimRight(line, " \t\r\n")
 		switch m := configLine.FindStringSubmatch(line); {
 		case m != nil && m[1] != "":
 			c[m[1]] = "n"
@@ -44,9 +44,6 @@ func parseConfig(data []byte, strict bool) (config, error) {
 		case strict && line != "" && line[0] != '#':
 			return nil, fmt.Errorf("cannot read kernel configuration: line %d is none: %.80q", n, line)
 		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("cannot read kernel configuration: %w", err)
 	}
 	return c, nil
 }
@@ -117,6 +114,8 @@ var needs = []struct{ symbol, module string }{
 	{"CONFIG_VIRTIO_MMIO", "virtio_mmio"},
 	{"CONFIG_VIRTIO_BLK", "virtio_blk"},
 	{"CONFIG_VIRTIO_CONSOLE", "virtio_console"},
+	{"CONFIG_VIRTIO_VSOCKETS", "vmw_vsock_virtio_transport"},
+	{"CONFIG_HW_RANDOM_VIRTIO", "virtio_rng"},
 	{"CONFIG_EROFS_FS", "erofs"},
 	{"CONFIG_OVERLAY_FS", "overlay"},
 }

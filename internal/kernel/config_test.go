@@ -28,7 +28,7 @@ func TestParseConfig(t *testing.T) {
 		t.Errorf("missing: got %q", got)
 	}
 	for _, bad := range []string{
-		"A=y", "CONFIG_A", "CONFIG_A=yes", "CONFIG_A=\"x", "CONFIG_A=y # x", "\x7fELF", "CONFIG_A=" + strings.Repeat("1", 70000),
+		"A=y", "CONFIG_A", "CONFIG_A=yes", "CONFIG_A=\"x", "CONFIG_A=y # x", "\x7fELF", "CONFIG_A=1" + strings.Repeat("x", 70000),
 		strings.Repeat("#\n", configMax/2+1),
 	} {
 		if _, err := parseConfig([]byte(bad), true); err == nil {

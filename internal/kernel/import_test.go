@@ -148,7 +148,7 @@ func TestImportModules(t *testing.T) {
 	write(t, filepath.Join(dir, "kernel/fs/erofs.ko.zst"), zstdOf(t, good("softdep=pre: crc32c")), 0o644)
 	write(t, filepath.Join(dir, "kernel/fs/overlay.ko.gz"), gzipped(good()), 0o644)
 	write(t, filepath.Join(dir, "kernel/fs/evil.ko"), []byte("evil"), 0o644) // nobody wants it
-	write(t, filepath.Join(dir, builtinName), []byte("kernel/drivers/block/virtio_blk.ko\nkernel/drivers/char/virtio_console.ko\n"), 0o644)
+	write(t, filepath.Join(dir, builtinName), []byte("kernel/drivers/block/virtio_blk.ko\nkernel/drivers/char/virtio_console.ko\nkernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko\nkernel/drivers/char/hw_random/virtio-rng.ko\n"), 0o644)
 	s := openStore(t)
 	k, err := s.Import(t.Context(), file, ImportOptions{Modules: dir})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -26,9 +27,19 @@ const (
 
 // buildTools are the programs that a build runs, and the packages they are in.
 var buildTools = []struct{ name, pkg string }{
-	{"apt-get", "apt"}, {"dpkg-deb", "dpkg"},
-	{"make", "make"}, {"gcc", "gcc"}, {"ld", "binutils"}, {"strip", "binutils"},
-	{"flex", "flex"}, {"bison", "bison"}, {"bc", "bc"}, {"perl", "perl"}, {"tar", "tar"}, {"xz", "xz-utils"}, {"gzip", "gzip"},
+	{"apt-get", "apt"},
+	{"dpkg-deb", "dpkg"},
+	{"make", "make"},
+	{"gcc", "gcc"},
+	{"ld", "binutils"},
+	{"strip", "binutils"},
+	{"flex", "flex"},
+	{"bison", "bison"},
+	{"bc", "bc"},
+	{"perl", "perl"},
+	{"tar", "tar"},
+	{"xz", "xz-utils"},
+	{"gzip", "gzip"},
 }
 
 // A MissingError names what is not installed of what a build needs.
@@ -49,12 +60,9 @@ func (e *MissingError) Remedy() string { return "apt-get install " + strings.Joi
 func checkTools(ctx context.Context) error {
 	var missing []string
 	add := func(pkg string) {
-		for _, have := range missing {
-			if have == pkg {
-				return
-			}
+		if !slices.Contains(missing, pkg) {
+			missing = append(missing, pkg)
 		}
-		missing = append(missing, pkg)
 	}
 	for _, t := range buildTools {
 		if _, err := exec.LookPath(t.name); err != nil {
@@ -79,8 +87,8 @@ func checkTools(ctx context.Context) error {
 	return nil
 }
 
-// runGroup runs cmd, whose context ends all that it has started as well.
-func runGroup(cmd *exec.Cmd) error {
+// runGroup runs cmd, made with ctx, which ends all that it has started as well.
+func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	killed := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Cancel = killed
@@ -90,7 +98,7 @@ func runGroup(cmd *exec.Cmd) error {
 	}
 	err := cmd.Wait()
 	// No file is made any more once the last of them is gone.
-	ctx, cancel := context.WithTimeout(context.Background(), groupGrace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupGrace)
 	defer cancel()
 	gone := wait.Until(ctx, func() (bool, error) { return errors.Is(killed(), syscall.ESRCH), nil })
 	if err == nil && gone != nil {
