@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,8 +25,11 @@ const (
 	initAgent = "/.bouvet"
 )
 
-// rootDevice is the read-only disk that holds the image.
-const rootDevice = "/dev/vda"
+// disks are where the image and, if the host says diskFlag on the kernel's command
+// line, the writable layer may be: the image is on the one that cannot be written to.
+var disks = []string{"/dev/vda", "/dev/vdb"}
+
+const diskFlag = "bouvet.disk"
 
 const (
 	// deviceTimeout bounds the wait for a device that the kernel is to find.
@@ -33,8 +37,8 @@ const (
 	devicePoll    = time.Millisecond
 )
 
-// enterRoot puts the root file system together, a writable layer in memory over
-// the image, and makes it the root of this process.
+// enterRoot puts the root file system together, a writable layer in memory or on a
+// disk over the image, and makes it the root of this process.
 func enterRoot() error {
 	for _, dir := range []string{"/proc", "/sys", "/dev", "/.lower", "/.upper", "/.root"} {
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // for everybody.
@@ -47,13 +51,24 @@ func enterRoot() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
-	if err := await(context.Background(), func() bool { _, err := os.Stat(rootDevice); return err == nil }); err != nil {
-		return fmt.Errorf("cannot find the image's disk %s: %w", rootDevice, err)
+	onDisk, err := hasFlag(diskFlag)
+	if err != nil {
+		return fmt.Errorf("cannot read the kernel's command line: %w", err)
 	}
-	if err := unix.Mount(rootDevice, "/.lower", "erofs", unix.MS_RDONLY, ""); err != nil {
+	image, upper, err := findDisks(onDisk)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount(image, "/.lower", "erofs", unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("cannot mount the image: %w", err)
 	}
-	if err := unix.Mount("tmpfs", "/.upper", "tmpfs", 0, "mode=0700"); err != nil {
+	if onDisk {
+		// Nothing of it outlives the machine, so it need not be in order after a crash.
+		err = unix.Mount(upper, "/.upper", "ext4", unix.MS_NOATIME, "nobarrier,errors=continue")
+	} else {
+		err = unix.Mount("tmpfs", "/.upper", "tmpfs", 0, "mode=0700")
+	}
+	if err != nil {
 		return fmt.Errorf("cannot mount the writable layer: %w", err)
 	}
 	for _, dir := range []string{"/.upper/upper", "/.upper/work"} {
@@ -65,6 +80,55 @@ func enterRoot() error {
 		return fmt.Errorf("cannot mount the root: %w", err)
 	}
 	return switchRoot("/.root")
+}
+
+// findDisks returns the device that holds the image and the one for the writable
+// layer, if there is one.
+func findDisks(withUpper bool) (image, upper string, err error) {
+	var last error
+	err = await(context.Background(), func() bool {
+		image, upper = "", ""
+		for _, path := range disks {
+			readOnly, err := isReadOnly(path)
+			switch {
+			case err != nil:
+				last = err
+			case readOnly:
+				image = path
+			default:
+				upper = path
+			}
+		}
+		return image != "" && (upper != "" || !withUpper)
+	})
+	if err != nil {
+		return "", "", fmt.Errorf("cannot find the machine's disks: %w: %w", err, last)
+	}
+	return image, upper, nil
+}
+
+func isReadOnly(device string) (bool, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }()
+	n, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	return n != 0, err
+}
+
+// hasFlag reports whether the kernel's command line has the word flag. It may be
+// called before /proc is there.
+func hasFlag(flag string) (bool, error) {
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+		return false, err
+	}
+	line, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return false, err
+	}
+	found := slices.Contains(strings.Fields(string(line)), flag)
+	return found, unix.Unmount("/proc", unix.MNT_DETACH)
 }
 
 // switchRoot makes dir the root. The agent stays in reach there, read-only: what
