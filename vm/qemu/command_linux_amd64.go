@@ -21,7 +21,27 @@ const (
 	initramfsFD
 	imageFD
 	gateFD
+	ramFD
+	diskFD
+	stateFD
 )
+
+// QEMU's sets of descriptors, which name what it opens.
+const (
+	imageSet = 1 + iota
+	diskSet
+	// savedSet is for the file that a machine's state is saved to.
+	savedSet
+)
+
+func fdset(n int) string { return "/dev/fdset/" + strconv.Itoa(n) }
+
+// diskFlag tells the agent that its writable layer is on a disk.
+const diskFlag = "bouvet.disk"
+
+// emulatedCPU is the fastest model without KVM: later ones have instructions that are
+// slow to emulate.
+const emulatedCPU = "Nehalem-v1,+rdrand"
 
 // portName names the virtio-serial port for the agent.
 const portName = "bouvet"
@@ -45,26 +65,44 @@ func processor(accel string) []string {
 	if accel == AccelKVM {
 		return []string{"-accel", "kvm", "-cpu", "host"}
 	}
-	// The model is the fastest here: later ones have instructions that are slow to emulate.
-	return []string{"-accel", "tcg,tb-size=64", "-cpu", "Nehalem-v1,+rdrand"}
+	return []string{"-accel", "tcg,tb-size=64", "-cpu", emulatedCPU}
 }
 
-// arguments is QEMU's command line without the program.
-func arguments(c *vm.Config, k *kernel.Manifest, dir, accel string) []string {
+// arguments is QEMU's command line without the program. A machine that is to be
+// restored maps its memory copy-on-write and has no use for a kernel.
+func arguments(c *vm.Config, k *kernel.Manifest, dir, accel string, restore bool) []string {
 	fd := func(n int) string { return "/proc/self/fd/" + strconv.Itoa(n) }
-	return slices.Concat(common(nameArg(dir), machineType(k)), processor(accel), []string{
+	share := "on"
+	if restore {
+		share = "off"
+	}
+	args := slices.Concat(common(nameArg(dir), machineType(k)+",memory-backend=ram,suppress-vmdesc=on"), processor(accel), []string{
 		// The gate: QEMU reads this, which is empty, before it does anything else.
 		"-readconfig", fd(gateFD),
 		"-m", strconv.Itoa(c.MemoryMiB), "-smp", strconv.Itoa(c.VCPUs),
-		"-kernel", fd(kernelFD), "-initrd", fd(initramfsFD), "-append", kernelArgs(c, k, accel),
-		"-add-fd", fmt.Sprintf("fd=%d,set=1", imageFD),
-		"-blockdev", "driver=raw,node-name=image,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off",
+		// Saved state says nothing about itself: QEMU's exact version, which the
+		// snapshot's manifest tells, knows how to read it.
+		"-global", "migration.send-configuration=off",
+		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", c.MemoryMiB, fd(ramFD), share),
+		"-add-fd", fmt.Sprintf("fd=%d,set=%d", imageFD, imageSet),
+		"-blockdev", "driver=raw,node-name=image,read-only=on,file.driver=file,file.filename=" + fdset(imageSet) + ",file.locking=off",
 		"-device", "virtio-blk-device,drive=image",
 		"-chardev", fmt.Sprintf("socket,id=channel,fd=%d", channelFD),
 		"-device", "virtio-serial-device,max_ports=2", "-device", "virtserialport,chardev=channel,name=" + portName,
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", consoleFD), "-serial", "chardev:console",
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", qmpFD), "-mon", "chardev=qmp,mode=control",
 	})
+	if c.DiskMiB > 0 {
+		args = append(args,
+			"-add-fd", fmt.Sprintf("fd=%d,set=%d", diskFD, diskSet),
+			"-blockdev", "driver=raw,node-name=disk,discard=unmap,file.driver=file,file.filename="+fdset(diskSet)+",file.locking=off,file.discard=unmap",
+			// When the host's disk is full, the guest sees that.
+			"-device", "virtio-blk-device,drive=disk,werror=report,rerror=report")
+	}
+	if restore {
+		return append(args, "-incoming", "defer")
+	}
+	return append(args, "-kernel", fd(kernelFD), "-initrd", fd(initramfsFD), "-append", kernelArgs(c, k, accel))
 }
 
 // machineType is the machine that suits a kernel: one that finds its devices by the
@@ -87,6 +125,9 @@ func kernelArgs(c *vm.Config, k *kernel.Manifest, accel string) string {
 		// A machine that panics ends at once.
 		"panic=-1", "reboot=t",
 		"cryptomgr.notests",
+	}
+	if c.DiskMiB > 0 {
+		args = append(args, diskFlag)
 	}
 	emulated := accel == AccelTCG
 	if emulated {

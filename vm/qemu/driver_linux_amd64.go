@@ -44,6 +44,9 @@ type Driver struct {
 	initramfs string
 	accel     *accelerator
 	log       *slog.Logger
+	rams      rams
+	disks     templates
+	qemu      programVersion
 }
 
 var _ vm.Driver = (*Driver)(nil)
@@ -73,6 +76,7 @@ func New(o Options) (*Driver, error) {
 		},
 		program: program,
 		kernel:  o.Kernel,
+		disks:   templates{dir: filepath.Join(o.StateDir, "disks")},
 		log:     o.Log,
 	}
 	if d.initramfs, err = bootfiles.Initramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel, otherModules...); err != nil {
@@ -93,28 +97,67 @@ func (d *Driver) Features() vm.Features {
 		Isolation:   "microvm",
 		MemoryLimit: true, // a machine has no more than it was given
 		CPULimit:    d.keeper.Cgroups.Limits("cpu"),
+		Pause:       true,
+		Snapshot:    true,
+		Disk:        true,
 		Detached:    true,
 	}
 }
 
 // Create implements vm.Driver.
 func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
-	if err := c.Validate(); err != nil {
+	if err := validate(&c); err != nil {
 		return nil, err
-	}
-	if c.MemoryMiB < MinMemoryMiB {
-		return nil, fmt.Errorf("%w: memory of %d MiB: a guest's own kernel needs at least %d", vm.ErrInvalidConfig, c.MemoryMiB, MinMemoryMiB)
 	}
 	accel, err := d.Acceleration(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("cannot create machine %s: %w", c.ID, err)
 	}
-	files, err := d.openFiles(&c)
-	if err != nil {
+	f := &files{}
+	if err := d.openFiles(f, &c); err != nil {
+		f.close()
 		return nil, err
 	}
-	defer files.close()
-	return d.keeper.Make(ctx, &c, func(dir *rundir.Dir) (vm.Machine, error) { return d.create(ctx, &c, accel.Name, files, dir) })
+	return d.make(ctx, &c, accel.Name, f, func(dir *rundir.Dir) (err error) {
+		if c.DiskMiB > 0 {
+			if f.disk, err = d.disks.newDisk(ctx, dir, &c); err != nil {
+				return err
+			}
+		}
+		f.ram, err = newRAM(int64(c.MemoryMiB) << 20)
+		return err
+	})
+}
+
+func validate(c *vm.Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if c.MemoryMiB < MinMemoryMiB {
+		return fmt.Errorf("%w: memory of %d MiB: a guest's own kernel needs at least %d", vm.ErrInvalidConfig, c.MemoryMiB, MinMemoryMiB)
+	}
+	return nil
+}
+
+// make makes a machine of f, which it takes over and prepare completes.
+func (d *Driver) make(ctx context.Context, c *vm.Config, accel string, f *files, prepare func(dir *rundir.Dir) error) (vm.Machine, error) {
+	taken := false
+	defer func() {
+		if !taken {
+			f.close()
+		}
+	}()
+	return d.keeper.Make(ctx, c, func(dir *rundir.Dir) (vm.Machine, error) {
+		if err := prepare(dir); err != nil {
+			return nil, err
+		}
+		m, started, err := d.create(ctx, c, accel, f, dir)
+		taken = started
+		if err != nil {
+			return nil, err
+		}
+		return m, nil
+	})
 }
 
 // Sweep implements vm.Driver. Detached machines that run are no leftovers.
@@ -122,79 +165,124 @@ func (d *Driver) Sweep(ctx context.Context, remove bool) ([]vm.Leftover, error) 
 	return d.keeper.Sweep(ctx, remove)
 }
 
-// files are what QEMU reads, opened by us.
-type files struct{ kernel, initramfs, image *os.File }
+// files are what QEMU reads, and writes where that is the machine's own: opened by us.
+type files struct {
+	kernel, initramfs, image *os.File
+	// ram is the memory, disk the writable layer's, state what is to be restored. The
+	// last two may be nil.
+	ram, disk, state *os.File
+	// unshare gives ram back, if it is not the machine's own.
+	unshare func()
+}
 
-func (f *files) close() { closeFiles(f.kernel, f.initramfs, f.image) }
+// closeRead closes what QEMU alone goes on using.
+func (f *files) closeRead() { closeFiles(f.kernel, f.initramfs, f.image, f.state) }
 
-func (d *Driver) openFiles(c *vm.Config) (_ *files, err error) {
-	f := &files{}
-	defer func() {
-		if err != nil {
-			f.close()
-		}
-	}()
-	if f.image, err = os.Open(c.Image); err != nil {
-		return nil, fmt.Errorf("cannot use image: %w", err)
+func (f *files) close() {
+	f.closeRead()
+	closeFiles(f.disk)
+	if f.unshare != nil {
+		f.unshare()
+	} else {
+		closeFiles(f.ram)
 	}
-	info, err := f.image.Stat()
+}
+
+func openImage(c *vm.Config) (*os.File, error) {
+	f, err := os.Open(c.Image)
 	if err != nil {
 		return nil, fmt.Errorf("cannot use image: %w", err)
 	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: image %s is not a regular file", vm.ErrInvalidConfig, c.Image)
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%w: image %s is not a regular file", vm.ErrInvalidConfig, c.Image)
 	}
-	if f.kernel, err = os.Open(d.kernel.ImagePath()); err != nil {
-		return nil, fmt.Errorf("cannot use guest kernel: %w; get one with bouvet kernel fetch", err)
-	}
-	if f.initramfs, err = os.Open(d.initramfs); err != nil {
-		return nil, fmt.Errorf("cannot use initramfs: %w", err)
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("cannot use image: %w", err)
 	}
 	return f, nil
 }
 
-func (d *Driver) create(ctx context.Context, c *vm.Config, accel string, f *files, dir *rundir.Dir) (_ vm.Machine, err error) {
+func (d *Driver) openFiles(f *files, c *vm.Config) (err error) {
+	if f.image, err = openImage(c); err != nil {
+		return err
+	}
+	if f.kernel, err = os.Open(d.kernel.ImagePath()); err != nil {
+		return fmt.Errorf("cannot use guest kernel: %w; get one with bouvet kernel fetch", err)
+	}
+	if f.initramfs, err = os.Open(d.initramfs); err != nil {
+		return fmt.Errorf("cannot use initramfs: %w", err)
+	}
+	return nil
+}
+
+// create starts a machine. If started, f is the machine's, which ends if there is an
+// error.
+func (d *Driver) create(ctx context.Context, c *vm.Config, accel string, f *files, dir *rundir.Dir) (_ vm.Machine, started bool, err error) {
 	overhead := overheadMiB
 	if accel == AccelTCG {
 		overhead += translatedMiB
 	}
+	if f.unshare != nil {
+		// For a page that it changes, a machine may have to pay for the original, too.
+		overhead += c.MemoryMiB
+	}
 	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overhead) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
 	if err := d.keeper.Cgroups.Create(c.ID, limits); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	h, g, err := makeEnds()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	m := &machine{driver: d, console: life.NewTail(consoleTail), said: life.NewTail(stderrTail)}
+	m := &machine{
+		driver: d, config: *c, accel: accel, console: life.NewTail(consoleTail), said: life.NewTail(stderrTail),
+		files: f, control: make(chan struct{}, 1), released: make(chan struct{}),
+	}
+	if m.channel, err = newChannel(h.channel); err != nil {
+		g.close()
+		h.close()
+		return nil, false, err
+	}
 	p, err := d.start(ctx, c, accel, f, g, dir.Path(), m.said)
 	g.close()
 	if err != nil {
 		h.close()
-		return nil, err
+		return nil, false, err
 	}
+	f.closeRead()
 	// From here on all ends with the machine. The session's first words wait in the
 	// channel when the agent comes up.
 	m.process, m.qmp = p, newQMP(h.qmp)
-	m.Machine = life.NewMachine(life.Parts{Config: c, Keeper: d.keeper, Dir: dir, Channel: vsock.NewMux(h.channel), Kill: p.kill})
+	m.Machine = life.NewMachine(life.Parts{
+		Config: c, Keeper: d.keeper, Dir: dir, Channel: vsock.NewMux(m.channel), Kill: p.kill,
+		Release: func() { <-m.released },
+	})
 	m.follow(h.console)
 	go m.watch()
 	defer func() {
 		if err != nil {
 			m.Abandon()
+			<-m.released
 		}
 	}()
 	if err := d.release(ctx, m, h); err != nil {
-		return nil, err
+		return nil, true, err
+	}
+	if f.state != nil {
+		if err := m.load(ctx); err != nil {
+			return nil, true, err
+		}
 	}
 	main, err := rundir.Identify(p.cmd.Process.Pid)
 	if err != nil {
-		return nil, fmt.Errorf("QEMU ended: %w: %s", err, m.cause())
+		return nil, true, fmt.Errorf("QEMU ended: %w: %s", err, m.cause())
 	}
 	if err := dir.Update(func(r *rundir.Record) { r.State, r.Main = rundir.StateRunning, main }); err != nil {
-		return nil, err
+		return nil, true, err
 	}
-	return m, ctx.Err()
+	return m, true, ctx.Err()
 }
 
 // release puts QEMU, which waits at its gate, under its limits, opens the gate and

@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/bouvet-run/bouvet/image/imagetest"
-	"github.com/bouvet-run/bouvet/internal/cgroup"
-	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -116,68 +113,5 @@ func TestKernelPanics(t *testing.T) {
 	}
 	if err := m.Err(); !errors.Is(err, vm.ErrGone) || !strings.Contains(err.Error(), "Kernel panic") {
 		t.Errorf("got %v, want the panic", err)
-	}
-}
-
-// Section 7 of the threats: QEMU has no privileges, and nothing of the host's but
-// what it was given.
-func TestPosture(t *testing.T) {
-	testutil.Ledger(t, testutil.Scope{Cgroups: []string{testParent}})
-	d := testDriver(t, testOptions(t, t.TempDir()))
-	c := testConfig(t)
-	m, err := d.Create(testContext(t), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := m.Destroy(testContext(t), 0); err != nil {
-			t.Error(err)
-		}
-	}()
-	pid := m.(*machine).process.cmd.Process.Pid
-	proc := fmt.Sprintf("/proc/%d", pid)
-	status, err := os.ReadFile(proc + "/status")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"NoNewPrivs:\t1\n", "Seccomp:\t2\n", "CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n", "CapAmb:\t0000000000000000\n"} {
-		if !strings.Contains(string(status), want) {
-			t.Errorf("status: want %q", want)
-		}
-	}
-	if os.Geteuid() == 0 {
-		var groups string // only that of /dev/kvm, where it uses that
-		if user, err := accelCredential(c.ID, d.accel.settled.Load().Name == AccelKVM); err == nil && len(user.Groups) > 0 {
-			groups = fmt.Sprint(user.Groups[0])
-		}
-		if strings.Contains(string(status), "Uid:\t0\t") || !strings.Contains(string(status), "Groups:\t"+groups+" \n") {
-			t.Errorf("it runs as root, or in groups: %s", status)
-		}
-		if a, b := life.User("one"), life.User("two"); a == b {
-			t.Errorf("two machines are both of user %d", a)
-		}
-	}
-	for _, dir := range d.keeper.Cgroups.Dirs(c.ID) {
-		if pids, err := cgroup.PIDs(dir); err != nil || !slices.Contains(pids, pid) {
-			t.Errorf("%s: got %v, %v, want %d in it", dir, pids, err, pid)
-		}
-	}
-	fds, err := os.ReadDir(proc + "/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, fd := range fds {
-		target, err := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
-		if err != nil || !strings.HasPrefix(target, "/") {
-			continue
-		}
-		known := []string{"/dev/null", kvmDevice, c.Image, d.kernel.ImagePath(), d.initramfs}
-		if !slices.Contains(known, target) {
-			t.Errorf("descriptor %s is %s", fd.Name(), target)
-		}
-		info, err := os.ReadFile(filepath.Join(proc, "fdinfo", fd.Name()))
-		if !strings.HasPrefix(target, "/dev/") && (err != nil || !strings.Contains(string(info), "flags:\t0100000\n") && !strings.Contains(string(info), "flags:\t02100000\n")) {
-			t.Errorf("%s is not open read-only: %s, %v", target, info, err)
-		}
 	}
 }

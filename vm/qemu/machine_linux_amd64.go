@@ -7,16 +7,26 @@ import (
 	"time"
 
 	"github.com/bouvet-run/bouvet/internal/life"
+	"github.com/bouvet-run/bouvet/vm"
 )
 
 // A machine is one running QEMU. It implements vm.Machine.
 type machine struct {
 	*life.Machine
 	driver  *Driver
+	config  vm.Config
+	accel   string
 	process *process
 	qmp     *qmp
+	channel *channel
 	console *life.Tail // the end of what the guest wrote there
 	said    *life.Tail // and of QEMU's messages
+
+	files   *files        // the memory and the disk; closed when released is
+	control chan struct{} // an element while somebody pauses, resumes or saves it
+	paused  bool          // guarded by control
+	// released is closed when the machine has ended and its files are closed.
+	released chan struct{}
 
 	followed  chan struct{} // closed when the console has ended
 	endFollow func()
@@ -45,6 +55,9 @@ func (m *machine) watch() {
 	late.Stop()
 	m.Ended(func() string { return m.causeOf(waitErr) })
 	m.endFollow()
+	m.control <- struct{}{} // whoever has it sees the end
+	m.files.close()
+	close(m.released)
 }
 
 func (m *machine) cause() string { return m.causeOf(nil) }

@@ -24,7 +24,7 @@ const (
 
 // hostEnds connect the owner with a machine.
 type hostEnds struct {
-	channel, qmp, console net.Conn
+	channel, qmp, console net.Conn // unix sockets
 	// gate keeps QEMU from doing anything while it is open.
 	gate *os.File
 }
@@ -102,11 +102,11 @@ func (p *process) kill() error {
 // start starts QEMU, which waits at its gate. Its messages go to said.
 func (d *Driver) start(ctx context.Context, c *vm.Config, accel string, f *files, g *guestEnds, dir string, said io.Writer) (*process, error) {
 	// ctx bounds the call that makes the machine, and not the machine's life.
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.program, arguments(c, &d.kernel.Manifest, dir, accel)...)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.program, arguments(c, &d.kernel.Manifest, dir, accel, f.state != nil)...)
 	cmd.Env = environment()
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = said, said
-	cmd.ExtraFiles = []*os.File{g.channel, g.qmp, g.console, f.kernel, f.initramfs, f.image, g.gate}
+	cmd.ExtraFiles = []*os.File{g.channel, g.qmp, g.console, f.kernel, f.initramfs, f.image, g.gate, f.ram, f.disk, f.state}
 	cmd.WaitDelay = outputDelay
 	// Away from our terminal: a Ctrl-C is for us to handle.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -3,11 +3,15 @@ package qemu
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bouvet-run/bouvet/wire"
 )
@@ -19,22 +23,26 @@ const (
 	qmpTimeout = 5 * time.Second
 )
 
-// A qmp is a client of QEMU's machine protocol. It runs one command at a time.
+// A qmp is a client of QEMU's machine protocol. It runs one command at a time; its
+// methods are safe for concurrent use.
 type qmp struct {
 	conn net.Conn
-	// greeted is closed by the reader when QEMU has introduced itself; answers
-	// carries one answer for each command; ended is closed when the reader ends.
-	greeted, ended chan struct{}
-	answers        chan qmpMessage
+	// greeted is closed by the reader when QEMU has introduced itself, resumed when it
+	// has said once that the guest goes on, and ended when the reader ends.
+	greeted, resumed, ended chan struct{}
+	turn                    chan struct{} // an element while somebody writes
 
-	mu     sync.Mutex
-	reason string // of the machine's end, as QEMU said it
-	err    error  // why the reader ended
+	mu      sync.Mutex
+	last    uint64                     // number of the last command
+	waiting map[uint64]chan qmpMessage // for the answers to commands, also where nobody waits any more
+	reason  string                     // of the machine's end, as QEMU said it
+	err     error                      // why the reader ended
 }
 
 // A qmpMessage is a greeting, an answer or an event.
 type qmpMessage struct {
 	Greeting *struct{} `json:"QMP"`
+	ID       uint64    `json:"id"`
 	Return   *struct{} `json:"return"`
 	Error    *struct {
 		Desc string `json:"desc"`
@@ -45,9 +53,12 @@ type qmpMessage struct {
 	} `json:"data"`
 }
 
-// newQMP takes over conn; close ends it.
+// newQMP takes over conn; hangUp ends it.
 func newQMP(conn net.Conn) *qmp {
-	q := &qmp{conn: conn, greeted: make(chan struct{}), ended: make(chan struct{}), answers: make(chan qmpMessage, 1)}
+	q := &qmp{
+		conn: conn, greeted: make(chan struct{}), resumed: make(chan struct{}), ended: make(chan struct{}),
+		turn: make(chan struct{}, 1), waiting: map[uint64]chan qmpMessage{},
+	}
 	go q.read()
 	return q
 }
@@ -63,7 +74,7 @@ func (q *qmp) read() {
 
 func (q *qmp) readAll() error {
 	r := bufio.NewReaderSize(q.conn, qmpLine)
-	greeted := false
+	greeted, resumed := false, false
 	for {
 		line, err := r.ReadSlice('\n')
 		if err != nil {
@@ -77,18 +88,31 @@ func (q *qmp) readAll() error {
 		case m.Greeting != nil && !greeted:
 			greeted = true
 			close(q.greeted)
+		case m.Event == "RESUME" && !resumed:
+			resumed = true
+			close(q.resumed)
 		case m.Event == "SHUTDOWN":
 			q.mu.Lock()
 			q.reason = m.Data.Reason
 			q.mu.Unlock()
 		case m.Return != nil || m.Error != nil:
-			select {
-			case q.answers <- m:
-			default:
-				return errors.New("QEMU answers what nobody asked")
+			if err := q.deliver(m); err != nil {
+				return err
 			}
 		}
 	}
+}
+
+func (q *qmp) deliver(m qmpMessage) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	answer, ok := q.waiting[m.ID]
+	if !ok {
+		return errors.New("QEMU answers what nobody asked")
+	}
+	delete(q.waiting, m.ID)
+	answer <- m // has room for it
+	return nil
 }
 
 // negotiate waits for QEMU's greeting and enters the mode in which it obeys.
@@ -100,15 +124,24 @@ func (q *qmp) negotiate(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return q.execute(ctx, "qmp_capabilities")
+	return q.execute(ctx, "qmp_capabilities", nil)
 }
 
-// execute runs a command without arguments. Callers take turns.
-func (q *qmp) execute(ctx context.Context, command string) error {
-	err := q.conn.SetWriteDeadline(time.Now().Add(qmpTimeout))
-	if err == nil {
-		_, err = fmt.Fprintf(q.conn, "{\"execute\":%q}\n", command)
+// execute runs a command; arguments may be nil. When ctx ends first, the command may
+// be obeyed all the same.
+func (q *qmp) execute(ctx context.Context, command string, arguments any) error {
+	return q.pass(ctx, nil, command, arguments)
+}
+
+// pass is execute that also hands QEMU a file, if that is not nil.
+func (q *qmp) pass(ctx context.Context, file *os.File, command string, arguments any) error {
+	select {
+	case q.turn <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
 	}
+	answer, err := q.send(file, command, arguments)
+	<-q.turn
 	if err != nil {
 		select {
 		case <-q.ended: // that is why
@@ -118,7 +151,7 @@ func (q *qmp) execute(ctx context.Context, command string) error {
 		}
 	}
 	select {
-	case m := <-q.answers:
+	case m := <-answer:
 		if m.Error != nil {
 			return fmt.Errorf("QEMU refuses to %s: %.200q", command, m.Error.Desc)
 		}
@@ -128,6 +161,37 @@ func (q *qmp) execute(ctx context.Context, command string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+func (q *qmp) send(file *os.File, command string, arguments any) (<-chan qmpMessage, error) {
+	answer := make(chan qmpMessage, 1)
+	q.mu.Lock()
+	q.last++
+	id := q.last
+	q.waiting[id] = answer
+	q.mu.Unlock()
+	line, err := json.Marshal(struct {
+		Execute   string `json:"execute"`
+		Arguments any    `json:"arguments,omitempty"`
+		ID        uint64 `json:"id"`
+	}{command, arguments, id})
+	if err != nil {
+		return nil, err
+	}
+	if err := q.conn.SetWriteDeadline(time.Now().Add(qmpTimeout)); err != nil {
+		return nil, err
+	}
+	line = append(line, '\n')
+	if file == nil {
+		_, err = q.conn.Write(line)
+		return answer, err
+	}
+	conn, ok := q.conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	_, _, err = conn.WriteMsgUnix(line, unix.UnixRights(int(file.Fd())), nil)
+	return answer, err
 }
 
 func (q *qmp) failure() error {

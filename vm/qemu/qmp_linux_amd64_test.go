@@ -14,23 +14,29 @@ import (
 func TestQMP(t *testing.T) {
 	const greeting = `{"QMP": {"version": {}, "capabilities": ["oob"]}}` + "\r\n"
 	for _, tt := range []struct{ name, says, want, reason string }{
-		{"obeys", greeting + `{"timestamp": {"seconds": 1}, "event": "RESUME"}` + "\n" + `{"return": {}}` + "\n" +
+		{"obeys", greeting + `{"timestamp": {"seconds": 1}, "event": "RESUME"}` + "\n" + `{"return": {}, "id": 1}` + "\n" +
 			`{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-panic"}}` + "\n", "", "guest-panic"},
-		{"refuses", greeting + `{"error": {"class": "GenericError", "desc": "no"}}` + "\n", `refuses to qmp_capabilities: "no"`, ""},
+		{"refuses", greeting + `{"error": {"class": "GenericError", "desc": "no"}, "id": 1}` + "\n", `refuses to qmp_capabilities: "no"`, ""},
 		{"says nothing", "", "deadline", ""},
 		{"says no more", greeting, "deadline", ""},
 		{"talks nonsense", greeting + "nonsense\n", "cannot read QEMU's message", ""},
 		{"never ends a line", strings.Repeat("x", qmpLine+1), "buffer full", ""},
-		{"answers too much", strings.Repeat(`{"return": {}}`+"\n", 3), "nobody asked", ""},
+		{"answers too much", strings.Repeat(`{"return": {}, "id": 1}`+"\n", 3), "nobody asked", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ours, theirs := net.Pipe()
 			q := newQMP(ours)
-			go func() { _, _ = io.Copy(io.Discard, theirs) }()
 			said := make(chan struct{})
 			go func() {
 				defer close(said)
-				_, _ = fmt.Fprint(theirs, tt.says)
+				says := tt.says
+				if rest, ok := strings.CutPrefix(says, greeting); ok {
+					_, _ = fmt.Fprint(theirs, greeting)
+					_, _ = theirs.Read(make([]byte, qmpLine)) // a command
+					says = rest
+				}
+				go func() { _, _ = io.Copy(io.Discard, theirs) }()
+				_, _ = fmt.Fprint(theirs, says)
 			}()
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
