@@ -146,3 +146,48 @@ func field(path, key string) float64 {
 	}
 	return 0
 }
+
+// BenchmarkRestore compares restoring an idle machine up to its first answer with
+// creating one, in turns.
+func BenchmarkRestore(b *testing.B) {
+	d := testDriver(b)
+	ctx := context.Background()
+	m := create(b, d, savable(b))
+	if _, err := ask(ctx, m, "ping"); err != nil {
+		b.Fatal(err)
+	}
+	dir := save(b, m)
+	var saved, paused, resumed, restored, created []time.Duration
+	timed := func(all *[]time.Duration, do func() error) {
+		start := time.Now()
+		if err := do(); err != nil {
+			b.Fatal(err)
+		}
+		*all = append(*all, time.Since(start))
+	}
+	answered := func(all *[]time.Duration, make func(c vm.Config) (vm.Machine, error)) {
+		var m vm.Machine
+		timed(all, func() (err error) {
+			if m, err = make(savable(b)); err == nil {
+				_, err = ask(ctx, m, "ping")
+			}
+			return err
+		})
+		if err := m.Destroy(ctx, 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		again := b.TempDir()
+		timed(&paused, func() error { return m.Pause(ctx) })
+		timed(&resumed, func() error { return m.Resume(ctx) })
+		timed(&saved, func() error { return m.Snapshot(ctx, again) })
+		answered(&restored, func(c vm.Config) (vm.Machine, error) { return d.Restore(ctx, c, dir) })
+		answered(&created, func(c vm.Config) (vm.Machine, error) { return d.Create(ctx, c) })
+	}
+	b.ReportMetric(0, "ns/op")
+	for name, all := range map[string][]time.Duration{"pause": paused, "resume": resumed, "save": saved, "restore": restored, "create": created} {
+		b.ReportMetric(millis(all), name+"-ms")
+	}
+	b.ReportMetric(millis(restored)/millis(created), "restore/create")
+}
