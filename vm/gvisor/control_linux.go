@@ -116,6 +116,9 @@ func (m *machine) run(ctx context.Context, name string, do func() error, undo fu
 	if gone := m.goneAfter(err); gone != nil {
 		return gone
 	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx) // which has called it off
+	}
 	return fmt.Errorf("cannot %s machine %s: %w", name, m.ID(), err)
 }
 

@@ -94,31 +94,35 @@ func TestRestoreRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "no such file"},
-		{"truncated memory", func(t *testing.T, dir string, _ *vm.Config) {
-			change(t, filepath.Join(dir, stateFiles[2]), func(b []byte) []byte { return b[:len(b)-4096] })
+		{"truncated", func(t *testing.T, dir string, _ *vm.Config) {
+			change(t, filepath.Join(dir, stateFile), func(b []byte) []byte { return b[:len(b)-1] })
 		}, "bytes, want"},
-		{"truncated state", func(t *testing.T, dir string, _ *vm.Config) {
-			change(t, filepath.Join(dir, stateFiles[0]), func(b []byte) []byte { return b[:len(b)/2] })
+		{"empty", func(t *testing.T, dir string, _ *vm.Config) {
+			change(t, filepath.Join(dir, stateFile), func([]byte) []byte { return nil })
 		}, "bytes, want"},
-		{"a bit of the memory", func(t *testing.T, dir string, _ *vm.Config) {
-			change(t, filepath.Join(dir, stateFiles[2]), func(b []byte) []byte { b[len(b)/2] ^= 4; return b })
+		{"a bit of the first block", func(t *testing.T, dir string, _ *vm.Config) {
+			change(t, filepath.Join(dir, stateFile), func(b []byte) []byte { b[100] ^= 1; return b })
 		}, "damaged"},
-		{"a bit of the state", func(t *testing.T, dir string, _ *vm.Config) {
-			change(t, filepath.Join(dir, stateFiles[0]), func(b []byte) []byte { b[100] ^= 1; return b })
+		{"a bit in the middle", func(t *testing.T, dir string, _ *vm.Config) {
+			change(t, filepath.Join(dir, stateFile), func(b []byte) []byte { b[len(b)/2] ^= 4; return b })
 		}, "damaged"},
 		{"a file is gone", func(t *testing.T, dir string, _ *vm.Config) {
-			if err := os.Remove(filepath.Join(dir, stateFiles[1])); err != nil {
+			if err := os.Remove(filepath.Join(dir, stateFile)); err != nil {
 				t.Fatal(err)
 			}
 		}, "no such file"},
 		{"a file is a symbolic link", func(t *testing.T, dir string, _ *vm.Config) {
-			path := filepath.Join(dir, stateFiles[0])
+			path := filepath.Join(dir, stateFile)
 			if err := errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)); err != nil {
 				t.Fatal(err)
 			}
 		}, "symbolic link"},
-		{"a file too few", func(t *testing.T, dir string, _ *vm.Config) {
-			edit(t, dir, func(m map[string]any) { m["files"] = m["files"].([]any)[:2] })
+		{"another file", func(t *testing.T, dir string, _ *vm.Config) {
+			path := filepath.Join(dir, stateFile)
+			if err := os.Rename(path, filepath.Join(dir, "other.img")); err != nil {
+				t.Fatal(err)
+			}
+			edit(t, dir, func(m map[string]any) { m["files"].([]any)[0].(map[string]any)["name"] = "other.img" })
 		}, "files are not those"},
 		{"a file twice", func(t *testing.T, dir string, _ *vm.Config) {
 			edit(t, dir, func(m map[string]any) { m["files"] = append(m["files"].([]any), m["files"].([]any)[0]) })

@@ -6,27 +6,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-	sentry "gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/pkg/sentry/state/checkpointfiles"
-	"gvisor.dev/gvisor/pkg/state/statefile"
-	"gvisor.dev/gvisor/pkg/urpc"
-	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/internal/snapshot"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
-// stateFiles are the files of a saved machine, in the order in which the sentry
-// wants them: its own state, where the guest's memory is, and the memory. The
-// writable layer is part of that.
-var stateFiles = []string{
-	checkpointfiles.StateFileName, checkpointfiles.PagesMetadataFileName, checkpointfiles.PagesFileName,
-}
+// stateFile is the only file of a snapshot beside its manifest. runsc can give the
+// guest's memory a file of its own, which it does not write from the beginning to the
+// end.
+const stateFile = checkpointfiles.StateFileName
 
 // detailHostBound is the only detail of our manifests: whether the agent in the
 // machine ends with its channel.
@@ -48,45 +40,23 @@ func (m *machine) Snapshot(ctx context.Context, dir string) (err error) {
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	// What the sentry still writes after ctx has ended goes to files without a name.
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, snapshot.Clear(dir))
 		}
 	}()
-	files, err := makeFiles(dir)
+	s, err := openSave(dir, m.config.MemoryMiB)
 	if err != nil {
 		m.end()
 		return fmt.Errorf("cannot save machine %s: %w", m.ID(), err)
 	}
-	if err := m.run(ctx, "save", func() error { return m.save(files) }, func() {}); err != nil {
+	stop := context.AfterFunc(ctx, s.abort)
+	err = m.run(ctx, "save", func() error { return s.run(m) }, func() {})
+	stop()
+	if err != nil {
 		return err
 	}
-	return snapshot.Write(ctx, dir, *manifest, stateFiles...)
-}
-
-// save lets the sentry write its state, and goes on as before.
-func (m *machine) save(files []*os.File) error {
-	defer closeFiles(files...)
-	return m.call(boot.ContMgrCheckpoint, &sentry.SaveOpts{
-		Metadata:      statefile.CompressionLevelNone.ToMetadata(),
-		HavePagesFile: true,
-		FilePayload:   urpc.FilePayload{Files: files},
-		Resume:        true,
-	})
-}
-
-func makeFiles(dir string) ([]*os.File, error) {
-	var files []*os.File
-	for _, name := range stateFiles {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-		if err != nil {
-			closeFiles(files...)
-			return nil, err
-		}
-		files = append(files, f)
-	}
-	return files, nil
+	return snapshot.Write(ctx, dir, *manifest, stateFile)
 }
 
 // manifest is that of a machine of c, saved here and now.
@@ -140,14 +110,7 @@ func (d *Driver) open(ctx context.Context, c *vm.Config, dir string) (*saved, er
 	if err := m.Match(here); err != nil {
 		return nil, err
 	}
-	names := func(yield func(string) bool) {
-		for _, f := range m.Files {
-			if !yield(f.Name) {
-				return
-			}
-		}
-	}
-	if !slices.Equal(slices.Sorted(names), slices.Sorted(slices.Values(stateFiles))) {
+	if len(m.Files) != 1 || m.Files[0].Name != stateFile {
 		return nil, fmt.Errorf("%w: %.200s: its files are not those of a gVisor machine", vm.ErrBadSnapshot, dir)
 	}
 	hostBound, err := strconv.ParseBool(m.Details[detailHostBound])
@@ -164,10 +127,8 @@ func (d *Driver) open(ctx context.Context, c *vm.Config, dir string) (*saved, er
 // files there too, which a snapshot must not be able to bring along.
 func (s *saved) link(path string) error {
 	err := os.Mkdir(path, 0o700)
-	for _, name := range stateFiles {
-		if err == nil {
-			err = os.Symlink(filepath.Join(s.dir, name), filepath.Join(path, name))
-		}
+	if err == nil {
+		err = os.Symlink(filepath.Join(s.dir, stateFile), filepath.Join(path, stateFile))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot prepare restoring: %w", err)
