@@ -81,8 +81,8 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := driver.Sweep(ctx, true); err != nil && opts.Log != nil {
-		opts.Log.LogAttrs(ctx, slog.LevelWarn, "cannot clear up after others", slog.Any("error", err))
+	if left, err := Sweep(ctx, opts, true); opts.Log != nil {
+		logSweep(ctx, opts.Log, left, err)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return nil, fmt.Errorf("cannot open manager: %w", err)
@@ -115,10 +115,6 @@ const DriverEnv = "BOUVET_DRIVER"
 // bouvet kernel ls shows it; without it the store chooses.
 const KernelEnv = "BOUVET_KERNEL"
 
-// Auto chooses a driver. It is gVisor's until a machine with working hardware
-// virtualization is found out by trying: emulated, QEMU is many times slower.
-const Auto = "auto"
-
 // DriverNames are the values of Options.Driver.
 func DriverNames() []string { return []string{Auto, gvisor.Name, qemu.Name} }
 
@@ -132,10 +128,12 @@ func Driver(ctx context.Context, opts Options) (vm.Driver, error) {
 		opts.Driver = os.Getenv(DriverEnv)
 	}
 	switch opts.Driver {
-	case "", Auto, gvisor.Name:
-		return gvisorDriver(opts)
+	case "", Auto:
+		return choose(ctx, opts)
+	case gvisor.Name:
+		return gvisorDriver(opts) //nolint:contextcheck // making the agent's image is short.
 	case qemu.Name:
-		return qemuDriver(opts)
+		return qemuDriver(opts, os.Getenv(qemu.AccelEnv))
 	default:
 		return nil, fmt.Errorf("%w: there is no driver %.40q, use one of %s", bouvet.ErrInvalidConfig, opts.Driver, strings.Join(DriverNames(), ", "))
 	}
@@ -161,7 +159,7 @@ func gvisorDriver(opts Options) (vm.Driver, error) {
 	return driver, nil
 }
 
-func qemuDriver(opts Options) (vm.Driver, error) {
+func qemuDriver(opts Options, accel string) (vm.Driver, error) {
 	state, err := stateDir(opts)
 	if err != nil {
 		return nil, err
@@ -178,7 +176,7 @@ func qemuDriver(opts Options) (vm.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	driver, err := qemu.New(qemu.Options{StateDir: state, Agent: agent.Binary, Kernel: k, Accel: os.Getenv(qemu.AccelEnv), Log: opts.Log})
+	driver, err := qemu.New(qemu.Options{StateDir: state, Agent: agent.Binary, Kernel: k, Accel: accel, Log: opts.Log})
 	if err != nil {
 		return nil, fmt.Errorf("cannot ready the QEMU driver: %w", err)
 	}

@@ -113,7 +113,7 @@ func TestOpen(t *testing.T) {
 
 // helper returns a program that can become a sandbox's kernel, which a test
 // binary that has the race detector or is dynamically linked cannot.
-func helper(t *testing.T) string {
+func helper(t testing.TB) string {
 	t.Helper()
 	if _, err := local.Driver(t.Context(), local.Options{Driver: "gvisor"}); err == nil && !raceEnabled {
 		return ""
