@@ -22,6 +22,10 @@ type backend interface {
 	Kernels() (*kernel.Store, error)
 	// Driver readies a driver by its name; "auto" or empty is the best one here.
 	Driver(ctx context.Context, name string, log *slog.Logger) (vm.Driver, error)
+	// Try tries every driver by booting a sandbox, the best first.
+	Try(ctx context.Context, log *slog.Logger) ([]local.Trial, error)
+	// Sweep finds what killed runs have left of any driver's machines, and removes it.
+	Sweep(ctx context.Context, remove bool, log *slog.Logger) ([]vm.Leftover, error)
 }
 
 // driverNames are the values of --driver.
@@ -48,6 +52,14 @@ func (localBackend) BuildDefault(ctx context.Context, store *image.Store, opts i
 
 func (b localBackend) Driver(ctx context.Context, name string, log *slog.Logger) (vm.Driver, error) {
 	return local.Driver(ctx, local.Options{Driver: name, Exe: b.exe, Log: log})
+}
+
+func (b localBackend) Try(ctx context.Context, log *slog.Logger) ([]local.Trial, error) {
+	return local.Try(ctx, local.Options{Exe: b.exe, Log: log})
+}
+
+func (b localBackend) Sweep(ctx context.Context, remove bool, log *slog.Logger) ([]vm.Leftover, error) {
+	return local.Sweep(ctx, local.Options{Exe: b.exe, Log: log}, remove)
 }
 
 // newManager puts a manager on a driver and a store.

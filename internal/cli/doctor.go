@@ -18,6 +18,8 @@ const (
 	statusOK   = "ok"
 	statusWarn = "warn"
 	statusFail = "fail"
+	// statusNone is that of a driver that does not work while another one may.
+	statusNone = "no"
 )
 
 // A check is one line of the doctor's report.
@@ -33,8 +35,10 @@ type check struct {
 
 // A diagnosis is the doctor's report under --json.
 type diagnosis struct {
-	OK        bool          `json:"ok"`
-	Versions  versions      `json:"versions"`
+	OK       bool     `json:"ok"`
+	Versions versions `json:"versions"`
+	// Drivers are those that were tried, the best first.
+	Drivers   []driverTrial `json:"drivers,omitempty"`
 	Driver    string        `json:"driver,omitempty"`
 	Features  *vm.Features  `json:"features,omitempty"`
 	StateDir  string        `json:"state_dir,omitempty"`
@@ -62,9 +66,14 @@ func newDoctorCommand(w *world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "find out what works on this machine, and the remedy for what does not",
-		Long: `Starts a real sandbox, runs each language in it and removes it again; looks at the
-state directory, the limits that can be enforced, and what killed runs have left
-behind. Ends with exit code 1 if something fails; a warning is no failure.`,
+		Long: `Boots a sandbox with each driver and says which one is taken, and of the others why
+they are not; with --driver, it looks at that one alone. Then it starts a real
+sandbox, runs each language in it and removes it again; looks at the state directory,
+the limits that can be enforced, and what killed runs have left behind. Ends with exit
+code 1 if something fails; a warning is no failure.
+
+Which driver works is remembered until the host boots or something that the answer
+depends on is another; bouvet doctor finds it out anew.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd.Context()) },
 	}
@@ -93,7 +102,6 @@ func (c *doctorCommand) run(ctx context.Context) error {
 		{"disk", c.checkDisk},
 		{"agent", c.checkAgent},
 		{"driver", c.checkDriver},
-		{"others", c.checkOtherDrivers},
 		{"limits", c.checkLimits},
 		{"leftovers", c.checkLeftovers},
 		{"image", c.checkImage},
@@ -138,12 +146,17 @@ func (c *doctorCommand) add(ctx context.Context, name string, do func(context.Co
 	if k.Status == statusFail {
 		c.found.OK = false
 	}
+	c.show(&k)
+}
+
+// show prints a line of the report for people.
+func (c *doctorCommand) show(k *check) {
 	if c.json {
 		return
 	}
-	c.printf("%-4s  %-9s  %s\n", k.Status, k.Name, printable(k.Detail, 1000))
+	c.printf("%-4s  %-11s  %s\n", k.Status, k.Name, printable(k.Detail, 1000))
 	if k.Remedy != "" {
-		c.printf("%17stry: %s\n", "", printable(k.Remedy, 1000))
+		c.printf("%19stry: %s\n", "", printable(k.Remedy, 1000))
 	}
 }
 

@@ -9,39 +9,10 @@ import (
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
-	"github.com/bouvet-run/bouvet/local"
 )
 
 // languageTime bounds the trial of one language.
 const languageTime = 20 * time.Second
-
-func (c *doctorCommand) checkDriver(ctx context.Context) check {
-	driver, err := c.backend.Driver(ctx, c.driverName, c.log())
-	if err != nil {
-		return c.fail(err, "")
-	}
-	c.driver = driver
-	features := driver.Features()
-	c.found.Driver, c.found.Features = driver.Name(), &features
-	return ok("%s, isolation by %s", driver.Name(), features.Isolation)
-}
-
-// checkOtherDrivers tells which drivers could be chosen besides, and what the others
-// lack. That none is there is nothing to worry about.
-func (c *doctorCommand) checkOtherDrivers(ctx context.Context) check {
-	var said []string
-	for _, name := range driverNames {
-		if name == local.Auto || name == c.driver.Name() {
-			continue
-		}
-		if driver, err := c.backend.Driver(ctx, name, nil); err != nil {
-			said = append(said, fmt.Sprintf("%s not ready: %v", name, err))
-		} else {
-			said = append(said, fmt.Sprintf("%s, isolation by %s (try it: bouvet doctor --driver %s)", name, driver.Features().Isolation, name))
-		}
-	}
-	return ok("%s", strings.Join(said, "; "))
-}
 
 func (c *doctorCommand) checkLimits(context.Context) check {
 	f := c.driver.Features()
@@ -59,7 +30,7 @@ func (c *doctorCommand) checkLimits(context.Context) check {
 }
 
 func (c *doctorCommand) checkLeftovers(ctx context.Context) check {
-	left, err := c.driver.Sweep(ctx, c.fix)
+	left, err := c.backend.Sweep(ctx, c.fix, c.log())
 	if len(left) > 0 {
 		c.found.Leftovers = left
 	}

@@ -128,8 +128,9 @@ func (s *runSession) inSandbox(ctx context.Context, do func() error) (err error)
 func (s *runSession) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
-	left, err := s.driver.Sweep(ctx, true)
-	if log := s.log(); log != nil && (err != nil || len(left) > 0) {
+	log := s.log()
+	left, err := s.backend.Sweep(ctx, true, log)
+	if log != nil && (err != nil || len(left) > 0) {
 		log.LogAttrs(ctx, slog.LevelDebug, "leftovers swept", slog.Int("count", len(left)), slog.Any("error", err))
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/local"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -66,6 +67,8 @@ type fakeBackend struct {
 	driver   vm.Driver
 	buildErr error
 	built    int
+	trials   []local.Trial
+	tryErr   error
 }
 
 func newFakeBackend(t *testing.T) *fakeBackend {
@@ -97,6 +100,17 @@ func (b *fakeBackend) Driver(context.Context, string, *slog.Logger) (vm.Driver, 
 		return nil, errNoDriver
 	}
 	return b.driver, nil
+}
+
+func (b *fakeBackend) Try(context.Context, *slog.Logger) ([]local.Trial, error) {
+	return b.trials, b.tryErr
+}
+
+func (b *fakeBackend) Sweep(ctx context.Context, remove bool, _ *slog.Logger) ([]vm.Leftover, error) {
+	if b.driver == nil {
+		return nil, nil
+	}
+	return b.driver.Sweep(ctx, remove)
 }
 
 var _ io.Writer = (*syncBuffer)(nil)
