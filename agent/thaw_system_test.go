@@ -20,7 +20,7 @@ func write(t *testing.T, root, name, content string) string {
 	return path
 }
 
-// T28: the machine-id is another every time, and a file like the one before.
+// T30: the machine-id is another every time, and a file like the one before.
 func TestRenewMachineID(t *testing.T) {
 	root := t.TempDir()
 	y := kernelSystem{root: root}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/snapshot"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vsock"
 )
@@ -26,6 +27,8 @@ type FakeOptions struct {
 	// Guest runs in each machine; nil is the real agent, whose commands run on
 	// this host as this user.
 	Guest Guest
+	// Restored runs in each machine that is restored; Guest when nil.
+	Restored Guest
 	// ReadyDelay is how long a machine runs before its guest does: streams are
 	// not answered until then.
 	ReadyDelay time.Duration
@@ -35,13 +38,18 @@ type FakeOptions struct {
 	DieAfter time.Duration
 	// DestroyDelay is how long Destroy takes.
 	DestroyDelay time.Duration
+	// SnapshotDelay is how long Snapshot takes.
+	SnapshotDelay time.Duration
+	// Console is what each machine's console shows.
+	Console string
 	// Isolation is what Features tells; "fake" when empty.
 	Isolation string
 }
 
 // Fake is a driver whose machines are goroutines of the test. It is stricter
 // than a real one: an ID is refused for good once it was used, a machine that
-// died must still be destroyed, and the test fails if one was not.
+// died must still be destroyed, and the test fails if one was not, or if a snapshot
+// was removed before the machines that were restored from it.
 type Fake struct {
 	t    testing.TB
 	opts FakeOptions
@@ -117,7 +125,7 @@ func (f *Fake) Features() vm.Features {
 	if isolation == "" {
 		isolation = "fake"
 	}
-	return vm.Features{Isolation: isolation}
+	return vm.Features{Isolation: isolation, Pause: true, Snapshot: true}
 }
 
 // Create implements vm.Driver.
@@ -131,12 +139,20 @@ func (f *Fake) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	if err := pause(ctx, f.opts.CreateDelay); err != nil {
 		return nil, err
 	}
+	if c.DiskMiB != 0 {
+		return nil, fmt.Errorf("machines with a disk: %w", vm.ErrUnsupported)
+	}
+	return f.add(c, f.opts.Guest, "") //nolint:contextcheck // a machine outlives the call that makes it.
+}
+
+// add starts a machine, one of the snapshot in dir if that is not empty.
+func (f *Fake) add(c vm.Config, guest Guest, dir string) (vm.Machine, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.used[c.ID] {
 		return nil, fmt.Errorf("machine %s: %w", c.ID, vm.ErrExists)
 	}
-	m, err := f.start(c.ID) //nolint:contextcheck // a machine outlives the call that makes it.
+	m, err := f.start(c, guest, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -167,30 +183,37 @@ func (f *Fake) Sweep(context.Context, bool) ([]vm.Leftover, error) { return nil,
 
 // fakeMachine is a socketpair with a mux at one end and a Guest at the other.
 type fakeMachine struct {
-	fake *Fake
-	id   string
-	mux  *vsock.Mux
-	ch   net.Conn           // the guest's end
-	stop context.CancelFunc // ends the guest
-	done chan struct{}      // closed when the guest is gone
-	over chan struct{}      // closed by the first end
-	once sync.Once
-	err  error // set before over is closed
+	fake   *Fake
+	id     string
+	config vm.Config
+	guest  Guest
+	dir    string // of the snapshot that it was restored from, or empty
+	mux    *vsock.Mux
+	gate   *gate
+	ch     net.Conn           // the guest's end
+	stop   context.CancelFunc // ends the guest
+	done   chan struct{}      // closed when the guest is gone
+	over   chan struct{}      // closed by the first end
+	once   sync.Once
+	err    error // set before over is closed
+
+	saving sync.Mutex // one Pause, Resume or Snapshot at a time
 
 	destroying chan struct{} // a mutex
 	destroyed  bool          // guarded by destroying
 }
 
-func (f *Fake) start(id string) (*fakeMachine, error) {
+func (f *Fake) start(c vm.Config, guestOf Guest, dir string) (*fakeMachine, error) {
 	host, guest, err := socketpair()
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	m := &fakeMachine{
-		fake: f, id: id, mux: vsock.NewMux(host), ch: guest, stop: stop,
+		fake: f, id: c.ID, config: c, guest: guestOf, dir: dir, mux: vsock.NewMux(host), gate: newGate(), stop: stop,
 		done: make(chan struct{}), over: make(chan struct{}), destroying: make(chan struct{}, 1),
 	}
+	m.ch = &gatedConn{Conn: guest, gate: m.gate, over: m.over}
 	go m.run(ctx)
 	if f.opts.DieAfter > 0 {
 		timer := time.AfterFunc(f.opts.DieAfter, func() { m.end(fmt.Errorf("%w: its time had come", vm.ErrGone)) })
@@ -208,7 +231,7 @@ func (m *fakeMachine) run(ctx context.Context) {
 	}
 	l := vsock.NewMuxListener(m.ch)
 	defer func() { _ = l.Close() }()
-	m.fake.opts.Guest(ctx, l)
+	m.guest(ctx, l)
 	if ctx.Err() == nil {
 		m.end(fmt.Errorf("%w: guest returned", vm.ErrGone))
 	}
@@ -274,6 +297,11 @@ func (m *fakeMachine) Destroy(ctx context.Context, _ time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	if m.dir != "" {
+		if _, err := snapshot.Read(m.dir); err != nil {
+			m.fake.t.Errorf("machine %s outlived its snapshot: %v", m.id, err)
+		}
+	}
 	m.fake.mu.Lock()
 	delete(m.fake.machines, m.id)
 	m.fake.mu.Unlock()
@@ -281,22 +309,8 @@ func (m *fakeMachine) Destroy(ctx context.Context, _ time.Duration) error {
 	return nil
 }
 
-// Restore implements vm.Driver.
-func (f *Fake) Restore(context.Context, vm.Config, string) (vm.Machine, error) {
-	return nil, vm.ErrUnsupported
-}
-
-// Pause implements vm.Machine.
-func (m *fakeMachine) Pause(context.Context) error { return vm.ErrUnsupported }
-
-// Resume implements vm.Machine.
-func (m *fakeMachine) Resume(context.Context) error { return vm.ErrUnsupported }
-
-// Snapshot implements vm.Machine.
-func (m *fakeMachine) Snapshot(context.Context, string) error { return vm.ErrUnsupported }
-
 // Console implements vm.Machine.
-func (m *fakeMachine) Console() []byte { return nil }
+func (m *fakeMachine) Console() []byte { return []byte(m.fake.opts.Console) }
 
 // socketpair returns the two ends of a stream of bytes.
 func socketpair() (host, guest net.Conn, err error) {

@@ -7,18 +7,25 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bouvet-run/bouvet/internal/snapshot"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
-// Points of a Faulty driver. The first three lie before the operation, which does
-// not take place when the hook fails it; the others after it succeeded, and what
-// it made is unmade.
+// Points of a Faulty driver. The first lie before the operation, which does not take
+// place when the hook fails it; the others after it succeeded, and what it made is
+// unmade.
 const (
-	BeforeCreate  = "before create"
-	BeforeDial    = "before dial"
-	BeforeDestroy = "before destroy"
-	AfterCreate   = "after create"
-	AfterDial     = "after dial"
+	BeforeCreate   = "before create"
+	BeforeRestore  = "before restore"
+	BeforeDial     = "before dial"
+	BeforePause    = "before pause"
+	BeforeResume   = "before resume"
+	BeforeSnapshot = "before snapshot"
+	BeforeDestroy  = "before destroy"
+	AfterCreate    = "after create"
+	AfterRestore   = "after restore"
+	AfterDial      = "after dial"
+	AfterSnapshot  = "after snapshot"
 )
 
 // Faulty is a driver that does what another does, except where its hook makes it
@@ -43,14 +50,23 @@ func (f *Faulty) at(point string) error { return f.hook(point, int(f.n.Add(1))) 
 
 // Create implements vm.Driver.
 func (f *Faulty) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
-	if err := f.at(BeforeCreate); err != nil {
+	return f.make(ctx, BeforeCreate, AfterCreate, func() (vm.Machine, error) { return f.Driver.Create(ctx, c) })
+}
+
+// Restore implements vm.Driver.
+func (f *Faulty) Restore(ctx context.Context, c vm.Config, dir string) (vm.Machine, error) {
+	return f.make(ctx, BeforeRestore, AfterRestore, func() (vm.Machine, error) { return f.Driver.Restore(ctx, c, dir) })
+}
+
+func (f *Faulty) make(ctx context.Context, before, after string, do func() (vm.Machine, error)) (vm.Machine, error) {
+	if err := f.at(before); err != nil {
 		return nil, err
 	}
-	m, err := f.Driver.Create(ctx, c)
+	m, err := do()
 	if err != nil {
 		return nil, err
 	}
-	if err := f.at(AfterCreate); err != nil {
+	if err := f.at(after); err != nil {
 		return nil, errors.Join(err, m.Destroy(context.WithoutCancel(ctx), 0))
 	}
 	return &faultyMachine{m, f}, nil
@@ -73,6 +89,33 @@ func (m *faultyMachine) Dial(ctx context.Context, port uint32) (net.Conn, error)
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
+}
+
+func (m *faultyMachine) Pause(ctx context.Context) error {
+	if err := m.f.at(BeforePause); err != nil {
+		return err
+	}
+	return m.Machine.Pause(ctx)
+}
+
+func (m *faultyMachine) Resume(ctx context.Context) error {
+	if err := m.f.at(BeforeResume); err != nil {
+		return err
+	}
+	return m.Machine.Resume(ctx)
+}
+
+func (m *faultyMachine) Snapshot(ctx context.Context, dir string) error {
+	if err := m.f.at(BeforeSnapshot); err != nil {
+		return err
+	}
+	if err := m.Machine.Snapshot(ctx, dir); err != nil {
+		return err
+	}
+	if err := m.f.at(AfterSnapshot); err != nil {
+		return errors.Join(err, snapshot.Clear(dir))
+	}
+	return nil
 }
 
 func (m *faultyMachine) Destroy(ctx context.Context, grace time.Duration) error {

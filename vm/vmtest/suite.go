@@ -57,6 +57,8 @@ func TestDriver(t *testing.T, s Subject) {
 		{"isolation", isolationSections},
 		{"limits", limitSections},
 		{"hostile", hostileSections},
+		{"pause", pauseSections},
+		{"snapshot", snapshotSections},
 	} {
 		t.Run(group.name, func(t *testing.T) {
 			for _, section := range group.sections {

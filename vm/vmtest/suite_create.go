@@ -136,7 +136,7 @@ func createBoots(e *env) {
 	if err != nil || info.Agent == "" {
 		e.Fatalf("info: got %+v, %v", info, err)
 	}
-	for _, capability := range []string{wire.CapExecExtended, wire.CapExecBinary, wire.CapFiles, wire.CapStreams} {
+	for _, capability := range []string{wire.CapExecExtended, wire.CapExecBinary, wire.CapFiles, wire.CapStreams, wire.CapFreeze} {
 		if !info.Has(capability) {
 			e.Errorf("the agent lacks %s", capability)
 		}
