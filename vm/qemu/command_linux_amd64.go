@@ -142,8 +142,10 @@ func kernelArgs(c *vm.Config, k *kernel.Manifest, accel string) string {
 		// QEMU adds the devices at the end, so the agent's own arguments must not be
 		// fenced off: the kernel passes on what it does not know.
 		args = append(args, "pci=off")
-		if emulated {
-			// Without ACPI there is the old timer, which spares measuring the new one.
+		if emulated && c.VCPUs == 1 {
+			// Without ACPI there is the old timer, which spares measuring the APIC's. More
+			// than one processor cannot share it: they would never sleep, nor wait for less
+			// than 4 ms.
 			args = append(args, "noapictimer")
 		}
 	} else {
