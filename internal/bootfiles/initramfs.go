@@ -76,11 +76,9 @@ func Initramfs(dir string, agent []byte, k *kernel.Kernel, without ...string) (s
 	return path, replace(path, archive.Bytes())
 }
 
-// HasModule reports whether k brings a module, or has no modules because all that a
-// guest needs is built in.
+// HasModule reports whether k brings a module.
 func HasModule(k *kernel.Kernel, name string) bool {
-	return len(k.Manifest.Modules) == 0 ||
-		slices.ContainsFunc(k.Manifest.Modules, func(p kernel.Part) bool { return moduleName(p.Name) == name })
+	return slices.ContainsFunc(k.Manifest.Modules, func(p kernel.Part) bool { return moduleName(p.Name) == name })
 }
 
 // moduleName is the name by which the kernel knows the module in file.

@@ -1,0 +1,77 @@
+package firecracker
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/bouvet-run/bouvet/internal/bootfiles"
+	"github.com/bouvet-run/bouvet/vm"
+)
+
+// guestCID is every guest's address: Firecracker's vsock does not leave its process,
+// so they never meet.
+const guestCID = 3
+
+// Bounds of what a guest may have the host do, per second, in bytes.
+const (
+	entropyRate = 64 << 10
+	consoleRate = 128 << 10
+)
+
+// A request is one thing that Firecracker is told.
+type request struct {
+	path string
+	body any
+}
+
+// serial is the request for the console, which is not part of a snapshot.
+func (d *Driver) serial() request {
+	s := &serialDevice{Path: "/" + jailConsole}
+	if d.version.limitsSerial() {
+		s.Limiter = &tokenBucket{Size: consoleRate, RefillMS: 1000}
+	}
+	return request{pathSerial, s}
+}
+
+// devices are the requests that describe machine c before its start.
+func (d *Driver) devices(c *vm.Config) []request {
+	return []request{
+		{pathMachineConfig, &machineConfig{VCPUs: c.VCPUs, MemoryMiB: c.MemoryMiB}},
+		{pathBootSource, &bootSource{Kernel: "/" + jailKernel, Initramfs: "/" + jailInitramfs, Args: kernelArgs(c)}},
+		// The first drive is /dev/vda.
+		{pathDrives + jailImage, &drive{ID: jailImage, Path: "/" + jailImage, ReadOnly: true}},
+		{pathVsock, &vsockDevice{CID: guestCID, Path: "/" + jailVsock}},
+		{pathEntropy, &entropyDevice{rateLimiter{tokenBucket{Size: entropyRate, RefillMS: 1000}}}},
+		d.serial(),
+	}
+}
+
+// boot starts a guest from its kernel.
+func (d *Driver) boot(ctx context.Context, m *machine) error {
+	for _, r := range d.devices(&m.config) {
+		if err := m.api.put(ctx, r.path, r.body); err != nil {
+			return err
+		}
+	}
+	return m.api.call(ctx, startTimeout, http.MethodPut, pathActions, &action{actionStart}, nil)
+}
+
+// kernelArgs is the guest's kernel command line. The kernel passes on to the agent
+// what it does not know.
+func kernelArgs(c *vm.Config) string {
+	hostname := c.Hostname
+	if hostname == "" {
+		hostname = c.ID
+	}
+	return strings.Join([]string{
+		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "bouvet.hostname=" + hostname,
+		// A machine that panics ends at once, as does one whose agent has ended. There is
+		// no other way to switch it off than the keyboard's reset line.
+		"panic=-1", "reboot=k",
+		// There are neither.
+		"pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd",
+		"cryptomgr.notests",
+		"-log-level", "warn",
+	}, " ")
+}
