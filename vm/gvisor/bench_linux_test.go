@@ -152,7 +152,8 @@ func field(path, key string) float64 {
 func BenchmarkRestore(b *testing.B) {
 	d := testDriver(b)
 	ctx := context.Background()
-	m := create(b, d, savable(b))
+	c := savable(b)
+	m := create(b, d, c)
 	if _, err := ask(ctx, m, "ping"); err != nil {
 		b.Fatal(err)
 	}
@@ -165,10 +166,10 @@ func BenchmarkRestore(b *testing.B) {
 		}
 		*all = append(*all, time.Since(start))
 	}
-	answered := func(all *[]time.Duration, make func(c vm.Config) (vm.Machine, error)) {
+	answered := func(all *[]time.Duration, make func() (vm.Machine, error)) {
 		var m vm.Machine
 		timed(all, func() (err error) {
-			if m, err = make(savable(b)); err == nil {
+			if m, err = make(); err == nil {
 				_, err = ask(ctx, m, "ping")
 			}
 			return err
@@ -182,8 +183,14 @@ func BenchmarkRestore(b *testing.B) {
 		timed(&paused, func() error { return m.Pause(ctx) })
 		timed(&resumed, func() error { return m.Resume(ctx) })
 		timed(&saved, func() error { return m.Snapshot(ctx, again) })
-		answered(&restored, func(c vm.Config) (vm.Machine, error) { return d.Restore(ctx, c, dir) })
-		answered(&created, func(c vm.Config) (vm.Machine, error) { return d.Create(ctx, c) })
+		answered(&restored, func() (vm.Machine, error) {
+			c.ID = newID()
+			return d.Restore(ctx, c, dir)
+		})
+		answered(&created, func() (vm.Machine, error) {
+			c.ID = newID()
+			return d.Create(ctx, c)
+		})
 	}
 	b.ReportMetric(0, "ns/op")
 	for name, all := range map[string][]time.Duration{"pause": paused, "resume": resumed, "save": saved, "restore": restored, "create": created} {

@@ -19,11 +19,12 @@ import (
 // its operations can be called off, so they come one after the other, and each is
 // seen to its end even if its caller has left.
 type control struct {
+	dir    string        // with the control socket
 	busy   chan struct{} // holds an element during an operation
 	paused atomic.Bool   // by Pause; changed only during an operation
 }
 
-func newControl() control { return control{busy: make(chan struct{}, 1)} }
+func newControl(dir string) control { return control{dir: dir, busy: make(chan struct{}, 1)} }
 
 // Pause implements vm.Machine.
 func (m *machine) Pause(ctx context.Context) error {
@@ -141,7 +142,7 @@ func (m *machine) goneAfter(err error) error {
 // that is done or the sentry has ended.
 func (m *machine) call(method string, arg any) error {
 	// The socket's path may be longer than an address can be.
-	dir, err := unix.Open(m.Dir().Join(stateDir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := unix.Open(m.control.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("cannot find sentry: %w", err)
 	}

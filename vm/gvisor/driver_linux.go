@@ -173,7 +173,7 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir, from
 		sentry.close()
 		return nil, err
 	}
-	m := &machine{driver: d, config: *c, sentry: sentry, ends: e, runscLog: log, control: newControl(), hostBound: hostBound}
+	m := &machine{driver: d, config: *c, sentry: sentry, ends: e, runscLog: log, control: newControl(dir.Join(stateDir)), hostBound: hostBound}
 	m.Machine = life.NewMachine(life.Parts{
 		Config: c, Keeper: d.keeper, Dir: dir, Channel: mux, Kill: sentry.kill,
 		Release: func() {

@@ -6,6 +6,12 @@
 // writable layer in memory. There is no gofer process, no bind mount and no
 // network device: nothing of the host's file system can be reached, and the only
 // way in or out is a socket pair whose guest end is PID 1's descriptor 3.
+//
+// A machine is paused and saved over runsc's control socket. A snapshot is one file,
+// the sentry's state with the guest's memory and writable layer in it; it can be
+// restored where gVisor's version, the processor, the image and the agent are the same.
+// Every copy has memory of its own: restoring takes as long as creating, and saves what
+// the guest did since.
 package gvisor
 
 import (

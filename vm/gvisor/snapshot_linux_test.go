@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bouvet-run/bouvet/image/imagetest"
 	"github.com/bouvet-run/bouvet/internal/snapshot"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -23,22 +22,20 @@ import (
 func savable(t testing.TB) vm.Config {
 	t.Helper()
 	c := testConfig(t)
-	c.ImageDigest = imageDigest(imagetest.Default(t))
+	digest, known := digests.Load(c.Image)
+	if !known {
+		var err error
+		if digest, err = snapshot.ImageDigest(t.Context(), &c); err != nil {
+			t.Fatal(err)
+		}
+		digests.Store(c.Image, digest)
+	}
+	c.ImageDigest = digest.(string)
 	return c
 }
 
+// digests are those of images, by path.
 var digests sync.Map
-
-func imageDigest(path string) string {
-	once, _ := digests.LoadOrStore(path, sync.OnceValue(func() string {
-		digest, err := snapshot.ImageDigest(context.Background(), &vm.Config{Image: path})
-		if err != nil {
-			panic(err)
-		}
-		return digest
-	}))
-	return once.(func() string)()
-}
 
 func wantEmpty(t testing.TB, dir string) {
 	t.Helper()
