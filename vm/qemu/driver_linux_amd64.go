@@ -303,6 +303,9 @@ func (d *Driver) release(ctx context.Context, m *machine, h *hostEnds) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
+	if old := d.tooOld(ctx); old != nil {
+		return old
+	}
 	// If it has ended, that is why.
 	settled := time.NewTimer(life.SettleTime)
 	defer settled.Stop()

@@ -58,6 +58,9 @@ func TestDoesNotStart(t *testing.T) {
 	}{
 		{"QEMU refuses", func(d *Driver, _ *vm.Config) { d.program = script(t, "echo cannot do that >&2; exit 1") }, time.Minute, "cannot do that"},
 		{"QEMU ends at once", func(d *Driver, _ *vm.Config) { d.program = "/bin/false" }, time.Minute, "QEMU did not start"},
+		{"old QEMU", func(d *Driver, _ *vm.Config) {
+			d.program = script(t, `[ "$1" = --version ] && echo "QEMU emulator version 4.2.1 (Debian)" || { echo bad option >&2; exit 1; }`)
+		}, time.Minute, "QEMU 4.2 is too old"},
 		{"no QEMU", func(d *Driver, _ *vm.Config) { d.program = "/no/such/program" }, time.Minute, "cannot start QEMU"},
 		{"QEMU is silent", func(d *Driver, _ *vm.Config) { d.program = script(t, "exec sleep 4711") }, 300 * time.Millisecond, "deadline"},
 		{"no kernel", func(d *Driver, _ *vm.Config) { d.kernel = absent }, time.Minute, "bouvet kernel fetch"},

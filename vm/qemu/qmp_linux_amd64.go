@@ -41,10 +41,14 @@ type qmp struct {
 
 // A qmpMessage is a greeting, an answer or an event.
 type qmpMessage struct {
-	Greeting *struct{} `json:"QMP"`
-	ID       uint64    `json:"id"`
-	Return   *struct{} `json:"return"`
-	Error    *struct {
+	Greeting *struct {
+		Version struct {
+			QEMU release `json:"qemu"`
+		} `json:"version"`
+	} `json:"QMP"`
+	ID     uint64    `json:"id"`
+	Return *struct{} `json:"return"`
+	Error  *struct {
 		Desc string `json:"desc"`
 	} `json:"error"`
 	Event string `json:"event"`
@@ -86,6 +90,9 @@ func (q *qmp) readAll() error {
 		}
 		switch {
 		case m.Greeting != nil && !greeted:
+			if err := m.Greeting.Version.QEMU.check(); err != nil {
+				return err
+			}
 			greeted = true
 			close(q.greeted)
 		case m.Event == "RESUME" && !resumed:

@@ -12,11 +12,13 @@ import (
 
 // What a QEMU in the guest's hands may say ends the conversation, in its time.
 func TestQMP(t *testing.T) {
-	const greeting = `{"QMP": {"version": {}, "capabilities": ["oob"]}}` + "\r\n"
+	const greeting = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"}, "capabilities": ["oob"]}}` + "\r\n"
 	for _, tt := range []struct{ name, says, want, reason string }{
 		{"obeys", greeting + `{"timestamp": {"seconds": 1}, "event": "RESUME"}` + "\n" + `{"return": {}, "id": 1}` + "\n" +
 			`{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-panic"}}` + "\n", "", "guest-panic"},
 		{"refuses", greeting + `{"error": {"class": "GenericError", "desc": "no"}, "id": 1}` + "\n", `refuses to qmp_capabilities: "no"`, ""},
+		{"too old", `{"QMP": {"version": {"qemu": {"micro": 0, "minor": 1, "major": 6}}}}` + "\n", "QEMU 6.1 is too old", ""},
+		{"no version", `{"QMP": {}}` + "\n", "QEMU 0.0 is too old", ""},
 		{"says nothing", "", "deadline", ""},
 		{"says no more", greeting, "deadline", ""},
 		{"talks nonsense", greeting + "nonsense\n", "cannot read QEMU's message", ""},
