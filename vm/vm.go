@@ -120,6 +120,9 @@ type Features struct {
 	Pause bool `json:"pause"`
 	// Snapshot says whether machines can be saved and restored.
 	Snapshot bool `json:"snapshot"`
+	// SnapshotResets says that to save a machine resets its streams: they end with an
+	// error, and the machine answers new ones.
+	SnapshotResets bool `json:"snapshot_resets"`
 	// Disk says whether Config.DiskMiB can be other than 0.
 	Disk bool `json:"disk"`
 	// Detached says whether machines can outlive their creator.
@@ -200,7 +203,7 @@ type Machine interface {
 	// Snapshot writes the machine's whole state into dir, an absolute path of an
 	// existing empty directory that only its owner can use. Meanwhile the guest stands
 	// still; then the machine is what it was before, running or paused, with the same
-	// streams. When it fails or ctx ends first, dir MUST be empty again. The guest's
+	// streams unless Features.SnapshotResets says otherwise. When it fails or ctx ends first, dir MUST be empty again. The guest's
 	// processes are saved as they are: a caller lets the agent freeze them before
 	// (method freeze), so that none of them runs in a copy that is not thawed yet.
 	Snapshot(ctx context.Context, dir string) error

@@ -212,7 +212,9 @@ func (d *Driver) Features() vm.Features {
 		CPULimit:    d.keeper.Cgroups.Limits("cpu"),
 		Pause:       d.version.pauses(),
 		Snapshot:    d.version.pauses(),
-		Detached:    true,
+		// Firecracker resets the guest's vsock whenever it saves a machine.
+		SnapshotResets: true,
+		Detached:       true,
 	}
 }
 
