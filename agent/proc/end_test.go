@@ -59,19 +59,6 @@ func TestKill(t *testing.T) {
 	}
 }
 
-func TestTimeout(t *testing.T) {
-	m := newManager(t, Options{})
-	mark := marker(t)
-	_, _, status := run(t, m, Spec{Args: sh("trap '' TERM; setsid sleep " + mark + " & wait"), Timeout: 200 * time.Millisecond})
-	if want := (Status{ExitCode: -1, Signal: 9, TimedOut: true}); status != want {
-		t.Errorf("got %+v, want %+v", status, want)
-	}
-	eventually(t, "the child is gone", func() bool { return len(living(mark)) == 0 })
-	if _, _, status := run(t, m, Spec{Args: []string{"true"}, Timeout: time.Hour}); status != (Status{}) {
-		t.Errorf("a timeout that does not strike: got %+v", status)
-	}
-}
-
 // T13: the output ends with the process, and holds all it wrote, while a
 // background child goes on and may go on writing.
 func TestBackgroundChild(t *testing.T) {

@@ -34,7 +34,8 @@ type Spec struct {
 	// PipeSize asks for a pipe of that many bytes for stdout, for bulk output; 0 means
 	// the kernel's own size.
 	PipeSize int
-	// Timeout ends the process with all its descendants; 0 means never.
+	// Timeout ends the process with all its descendants, by SIGTERM and, after TermTime,
+	// by SIGKILL; 0 means never.
 	Timeout time.Duration
 	// Detached keeps the tail of the output, which is then read through Hub, and
 	// remembers the process for a while after its end.
@@ -67,12 +68,12 @@ func CheckID(id string) error {
 
 // A Status says how a process ended.
 type Status struct {
-	// ExitCode is -1 for a process that a signal ended.
+	// ExitCode is -1 for a process that a signal or its timeout ended.
 	ExitCode int
 	// Signal is the signal that ended it, or 0.
 	Signal     int
 	CoreDumped bool
-	// TimedOut means that it was ended for its timeout.
+	// TimedOut means that it ended for its timeout, by whatever signal or by itself.
 	TimedOut bool
 }
 
@@ -137,18 +138,6 @@ func (p *Process) begin() {
 	}
 	if p.spec.Timeout > 0 {
 		p.timer = time.AfterFunc(p.spec.Timeout, p.timeOut)
-	}
-}
-
-func (p *Process) timeOut() {
-	p.m.mu.Lock()
-	running := !p.reaped
-	if running {
-		p.status.TimedOut = true
-	}
-	p.m.mu.Unlock()
-	if running {
-		p.Kill()
 	}
 }
 

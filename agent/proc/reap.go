@@ -78,9 +78,10 @@ func wait(pid int) (int, syscall.WaitStatus, bool) {
 func (m *Manager) finish(p *Process, status syscall.WaitStatus) {
 	p.reaped = true
 	p.status.ExitCode = status.ExitStatus() // -1 unless it exited by itself
-	if !status.Signaled() {
-		p.status.TimedOut = false // it was faster
-	} else {
+	if p.status.TimedOut {
+		p.status.ExitCode = -1 // a code it exits with when it is asked to end is no result
+	}
+	if status.Signaled() {
 		p.status.Signal = int(status.Signal())
 		p.status.CoreDumped = status.CoreDump()
 	}

@@ -41,7 +41,11 @@ func (p *Process) Kill() {
 	if !ok {
 		return
 	}
-	known := map[int]uint64{p.pid: started}
+	p.killFamily(map[int]uint64{p.pid: started})
+}
+
+// killFamily ends the known and all that they started. The caller holds killMu.
+func (p *Process) killFamily(known map[int]uint64) {
 	family := p.freeze(known)
 	// Even if the process has ended meanwhile: what has been stopped must not stay so.
 	_ = p.kill(unix.SIGKILL, true)
