@@ -219,4 +219,3 @@ func openFile(path string) (*os.File, error) {
 	}
 	return f, nil
 }
-

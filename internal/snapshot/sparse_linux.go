@@ -10,8 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyChunk is how much is copied between two looks at the context, in bytes.
-const copyChunk = 64 << 20
+const (
+	// copyChunk is how much the kernel copies between two looks at the context, and
+	// plainChunk how much we do, in bytes.
+	copyChunk  = 64 << 20
+	plainChunk = 1 << 20
+)
 
 // CopySparse makes dst, which is empty, a copy of src that shares its blocks where
 // the file system can (a reflink), and has its holes where not.
@@ -24,7 +28,8 @@ func CopySparse(ctx context.Context, dst, src *os.File) error {
 		err = dst.Truncate(info.Size())
 	}
 	if err == nil {
-		err = extents(src, info.Size(), func(from, to int64) error { return copyRange(ctx, dst, src, from, to) })
+		c := copier{dst: dst, src: src}
+		err = extents(src, info.Size(), func(from, to int64) error { return c.copyRange(ctx, from, to) })
 	}
 	if err != nil {
 		return fmt.Errorf("cannot copy %s: %w", filepath.Base(src.Name()), err)
@@ -32,16 +37,17 @@ func CopySparse(ctx context.Context, dst, src *os.File) error {
 	return nil
 }
 
-func copyRange(ctx context.Context, dst, src *os.File, from, to int64) error {
+type copier struct {
+	dst, src *os.File
+	buf      []byte // where the kernel does not copy
+}
+
+func (c *copier) copyRange(ctx context.Context, from, to int64) error {
 	for from < to {
-		if err := ctx.Err(); err != nil {
+		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		in, out := from, from
-		n, err := unix.CopyFileRange(int(src.Fd()), &in, int(dst.Fd()), &out, int(min(to-from, copyChunk)), 0)
-		if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-			n, err = copyPlain(dst, src, from, min(to-from, 1<<20))
-		}
+		n, err := c.copySome(from, to-from)
 		if err != nil {
 			return err
 		}
@@ -53,12 +59,42 @@ func copyRange(ctx context.Context, dst, src *os.File, from, to int64) error {
 	return nil
 }
 
-// copyPlain copies between file systems, and from files in memory.
-func copyPlain(dst, src *os.File, at, n int64) (int, error) {
-	buf := make([]byte, n)
-	got, err := src.ReadAt(buf, at)
+// copySome copies at most n bytes and returns how many.
+func (c *copier) copySome(from, n int64) (int, error) {
+	if c.buf == nil {
+		in, out := from, from
+		got, err := unix.CopyFileRange(int(c.src.Fd()), &in, int(c.dst.Fd()), &out, int(min(n, copyChunk)), 0)
+		switch {
+		case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+			c.buf = make([]byte, plainChunk)
+		default:
+			return got, err
+		}
+	}
+	return c.copyPlain(from, n)
+}
+
+// copyPlain copies between file systems, and from files in memory. It leaves out
+// blocks of zeroes: memory that was used once is full of them.
+func (c *copier) copyPlain(at, n int64) (int, error) {
+	got, err := c.src.ReadAt(c.buf[:min(n, plainChunk)], at)
 	if got == 0 {
 		return 0, err
 	}
-	return dst.WriteAt(buf[:got], at)
+	data := c.buf[:got]
+	for from := 0; from < got; {
+		to := from
+		for to < got && !zero(data[to:min(to+block, got)]) {
+			to += block
+		}
+		if to = min(to, got); to > from {
+			if _, err := c.dst.WriteAt(data[from:to], at+int64(from)); err != nil {
+				return 0, err
+			}
+			from = to
+			continue
+		}
+		from += block
+	}
+	return got, nil
 }

@@ -31,6 +31,11 @@ func (*Driver) Features() vm.Features { return vm.Features{Isolation: "microvm"}
 // Create implements vm.Driver.
 func (*Driver) Create(context.Context, vm.Config) (vm.Machine, error) { return nil, unsupported() }
 
+// Restore implements vm.Driver.
+func (*Driver) Restore(context.Context, vm.Config, string) (vm.Machine, error) {
+	return nil, unsupported()
+}
+
 // Sweep implements vm.Driver.
 func (*Driver) Sweep(context.Context, bool) ([]vm.Leftover, error) { return nil, nil }
 
