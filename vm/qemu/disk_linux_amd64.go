@@ -28,12 +28,14 @@ const (
 	mkfsOutput = 2 << 10
 )
 
-// mkfsArgs make a file system that is thrown away with its machine: no journal,
-// nothing set aside, and nothing left for the guest to initialise, which would fill
-// the holes of the file. Its blocks are of one size whatever its own.
+// mkfsArgs make a file system that is thrown away with its machine, the same whatever
+// the host's mke2fs.conf says: no journal, no checksums, nothing set aside, and nothing
+// left for the guest to initialise, which would fill the holes of the file.
 var mkfsArgs = []string{
-	"-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0",
-	"-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard",
+	"-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "8192", "-m", "0",
+	"-O", "none,ext_attr,dir_index,filetype,extent,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,64bit,uninit_bg",
+	// It knows that what it has discarded is zero.
+	"-E", "lazy_itable_init=0,discard",
 }
 
 // mkfsPaths are where e2fsprogs has its programs, which is not in every $PATH.
@@ -41,7 +43,11 @@ var mkfsPaths = []string{"mkfs.ext4", "/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"}
 
 // templates are empty file systems, one of each size, that machines' disks are copied
 // from.
-type templates struct{ dir string }
+type templates struct {
+	dir string
+	// programs are where mkfs.ext4 is looked for; nil means mkfsPaths.
+	programs []string
+}
 
 // newDisk makes the disk of machine c in its directory.
 func (t *templates) newDisk(ctx context.Context, dir *rundir.Dir, c *vm.Config) (*os.File, error) {
@@ -82,7 +88,7 @@ func (t *templates) open(ctx context.Context, mib int) (*os.File, error) {
 	}
 	err = f.Truncate(int64(mib) << 20)
 	if err == nil {
-		err = mkfs(ctx, f.Name())
+		err = t.mkfs(ctx, f.Name())
 	}
 	if err == nil {
 		err = os.Rename(f.Name(), path)
@@ -94,9 +100,12 @@ func (t *templates) open(ctx context.Context, mib int) (*os.File, error) {
 	return f, nil
 }
 
-func mkfs(ctx context.Context, path string) error {
-	program := ""
-	for _, p := range mkfsPaths {
+func (t *templates) mkfs(ctx context.Context, path string) error {
+	paths, program := t.programs, ""
+	if paths == nil {
+		paths = mkfsPaths
+	}
+	for _, p := range paths {
 		if found, err := exec.LookPath(p); err == nil {
 			program = found
 			break
