@@ -161,15 +161,10 @@ const versionTimeout = 10 * time.Second
 
 // version says what can load the state of this driver's machines: QEMU's exact version, since the machine type has none.
 func (d *Driver) version(ctx context.Context) (string, error) {
-	info, err := os.Stat(d.program)
+	of, err := fileStamp(d.program)
 	if err != nil {
 		return "", fmt.Errorf("cannot find QEMU's version: %w", err)
 	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return "", errors.ErrUnsupported
-	}
-	of := [4]int64{int64(st.Dev), int64(st.Ino), st.Size, st.Ctim.Nano()} //nolint:gosec // compared, not counted with
 	p := &d.qemu
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,4 +190,17 @@ func (d *Driver) version(ctx context.Context) (string, error) {
 	}
 	p.of, p.version = of, version
 	return p.version, nil
+}
+
+// fileStamp is the same as long as the file is.
+func fileStamp(path string) ([4]int64, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return [4]int64{}, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return [4]int64{}, errors.ErrUnsupported
+	}
+	return [4]int64{int64(st.Dev), int64(st.Ino), st.Size, st.Ctim.Nano()}, nil //nolint:gosec // compared, not counted with
 }
