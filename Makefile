@@ -12,7 +12,7 @@ export GO
 help: ## show this list
 	@echo 'Bouvet runs code that nobody trusts in a sandbox of its own. Begin with: make demo'
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/bouvet and bin/bouvet-agent
@@ -63,6 +63,10 @@ minikernel: build ## build the small guest kernel, with which QEMU's machines st
 .PHONY: soak
 soak: kernel ## start BOUVET_SOAK (200) machines of QEMU in a row with each kernel, and 100 in tens
 	@BOUVET_SOAK=$${BOUVET_SOAK:-200} CGO_ENABLED=0 $(GO) test -v -count 1 -run '^TestSoak' -timeout 2h ./vm/qemu
+
+.PHONY: e2e-firecracker
+e2e-firecracker: build image kernel ## run the tests of FIRECRACKER=/path [JAILER=/path], or else QEMU's with KVM, in an emulated machine that has KVM
+	@scripts/nested.sh "$(FIRECRACKER)" "$(JAILER)"
 
 .PHONY: clean
 clean: $(if $(filter 1,$(CLEAN_STATE)),build) ## remove what was built; with CLEAN_STATE=1 also leftovers of sandboxes and the default image

@@ -25,6 +25,7 @@ recipe() {
     debian-keys) echo 'debian-archive-keyring|verifies the Debian packages of the default image' ;;
     ca-certificates) echo 'ca-certificates|verifies the servers that packages come from' ;;
     qemu-system-x86_64) echo 'qemu-system-x86|runs the microVMs of --driver qemu' ;;
+    mkfs.ext4) echo 'e2fsprogs|makes the disks of machines' ;;
     lz4) echo 'lz4|tests compare our kernel unpacker with it' ;;
     make) echo 'make|builds the small guest kernel' ;;
     strip) echo 'binutils|builds the small guest kernel' ;;
