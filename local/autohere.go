@@ -12,6 +12,7 @@ import (
 	"github.com/bouvet-run/bouvet/internal/kvm"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/vm"
+	"github.com/bouvet-run/bouvet/vm/firecracker"
 	"github.com/bouvet-run/bouvet/vm/gvisor"
 	"github.com/bouvet-run/bouvet/vm/qemu"
 )
@@ -40,6 +41,7 @@ func newChooser(opts Options) (*chooser, error) {
 		answers: answers{state},
 		log:     opts.Log,
 		candidates: []candidate{
+			{driver: firecracker.Name, virtual: true, time: virtualTime, make: func() (vm.Driver, error) { return firecrackerDriver(opts) }},
 			{driver: qemu.Name, accel: qemu.AccelKVM, virtual: true, time: virtualTime, make: func() (vm.Driver, error) { return qemuWith(opts, qemu.AccelKVM) }},
 			{driver: gvisor.Name, time: gvisorTime, make: func() (vm.Driver, error) { return gvisorDriver(opts) }},
 			{driver: qemu.Name, accel: qemu.AccelTCG, time: emulatedTime, make: func() (vm.Driver, error) { return qemuWith(opts, qemu.AccelTCG) }},
@@ -76,6 +78,13 @@ func here(opts Options, candidates []candidate) conditions {
 	}
 	if path, err := exec.LookPath(qemu.Program); err == nil {
 		now.Files["qemu"] = identity(path)
+	}
+	for name, program := range map[string]string{
+		firecracker.Program: programOf(FirecrackerEnv, firecracker.Program), firecracker.JailerProgram: programOf(JailerEnv, firecracker.JailerProgram),
+	} {
+		if path, err := exec.LookPath(program); err == nil {
+			now.Files[name] = identity(path)
+		}
 	}
 	if kernels, err := Kernels(opts); err == nil {
 		if k, err := kernels.Find(os.Getenv(KernelEnv)); err == nil {

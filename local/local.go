@@ -30,6 +30,7 @@ import (
 	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/vm"
+	"github.com/bouvet-run/bouvet/vm/firecracker"
 	"github.com/bouvet-run/bouvet/vm/gvisor"
 	"github.com/bouvet-run/bouvet/vm/qemu"
 )
@@ -42,7 +43,7 @@ type Options struct {
 	// MaxSandboxes bounds the sandboxes of the manager; 100 when 0, no bound when
 	// negative.
 	MaxSandboxes int
-	// Driver is "gvisor" or "qemu", or "auto" for the best one here; empty means
+	// Driver is one of DriverNames: "auto" is for the best one here; empty means
 	// $BOUVET_DRIVER, or else "auto".
 	Driver string
 	// Defaults fill the zero fields of each sandbox's Config.
@@ -59,10 +60,11 @@ type Options struct {
 const agentName = "bouvet-agent"
 
 // Dispatch turns the process into what it was started as, and then does not
-// return: the kernel of a sandbox, or the agent of a guest. It must be the first
+// return: the kernel of a sandbox or the warden of one, or the agent of a guest. It must be the first
 // call of main, and of TestMain.
 func Dispatch() {
 	gvisor.Dispatch()
+	firecracker.Dispatch()
 	// A build without an embedded agent serves as its own.
 	if os.Args[0] == gvisor.AgentPath || filepath.Base(os.Args[0]) == agentName {
 		os.Exit(agent.Main(agent.Program{}))
@@ -116,7 +118,7 @@ const DriverEnv = "BOUVET_DRIVER"
 const KernelEnv = "BOUVET_KERNEL"
 
 // DriverNames are the values of Options.Driver.
-func DriverNames() []string { return []string{Auto, gvisor.Name, qemu.Name} }
+func DriverNames() []string { return []string{Auto, firecracker.Name, gvisor.Name, qemu.Name} }
 
 // Driver returns the driver that Open uses. ctx bounds the search for one where that is
 // to be "auto".
@@ -132,6 +134,8 @@ func Driver(ctx context.Context, opts Options) (vm.Driver, error) {
 		return choose(ctx, opts)
 	case gvisor.Name:
 		return gvisorDriver(opts) //nolint:contextcheck // making the agent's image is short.
+	case firecracker.Name:
+		return firecrackerDriver(opts) //nolint:contextcheck // it asks programs for their versions, which is short.
 	case qemu.Name:
 		return qemuDriver(opts, os.Getenv(qemu.AccelEnv))
 	default:
