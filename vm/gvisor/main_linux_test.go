@@ -132,7 +132,7 @@ func testConfig(t testing.TB) vm.Config {
 }
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience(60*time.Second))
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -45,7 +45,7 @@ func own() int {
 		fmt.Println("error:", err)
 		return 1
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience(60*time.Second))
 	defer cancel()
 	if _, err := d.Create(ctx, o.Config); err != nil {
 		fmt.Println("error:", err)

@@ -102,7 +102,7 @@ func testDriver(t testing.TB, o Options) *Driver {
 }
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience(60*time.Second))
 	t.Cleanup(cancel)
 	return ctx
 }
