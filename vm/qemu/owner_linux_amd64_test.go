@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/image/imagetest"
 	"github.com/bouvet-run/bouvet/internal/rundir"
+	"github.com/bouvet-run/bouvet/internal/snapshot"
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/internal/wait"
 	"github.com/bouvet-run/bouvet/vm"
@@ -28,6 +30,10 @@ type orders struct {
 	Config  vm.Config
 	// Announce says to say so before the machine is made, not when it runs.
 	Announce bool
+	// From is a snapshot that the machine is made of, if it is not empty.
+	From string
+	// Into is where the machine is saved, as soon as its creation was announced.
+	Into string
 }
 
 // own is the life of a child process that makes a machine, says so, and waits until
@@ -47,11 +53,22 @@ func own() int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience(60*time.Second))
 	defer cancel()
-	if _, err := d.Create(ctx, o.Config); err != nil {
+	var m vm.Machine
+	if o.From != "" {
+		m, err = d.Restore(ctx, o.Config, o.From)
+	} else {
+		m, err = d.Create(ctx, o.Config)
+	}
+	if err == nil {
+		fmt.Println("ready")
+	}
+	if err == nil && o.Into != "" {
+		err = m.Snapshot(ctx, o.Into)
+	}
+	if err != nil {
 		fmt.Println("error:", err)
 		return 1
 	}
-	fmt.Println("ready")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return 0
 }
@@ -145,6 +162,38 @@ func TestOwnerKilledCreating(t *testing.T) {
 	o.Announce = true
 	for i := range 12 {
 		killedOwner(t, o, "creating", time.Duration(i)*10*time.Millisecond)
+		wantSwept(t, d, o.Config.ID)
+	}
+}
+
+// T26, T32: an owner killed at any instant of a snapshot leaves no machine, and no
+// snapshot that is not whole; one killed while it restores leaves nothing that a
+// sweep does not find.
+func TestOwnerKilledSnapshot(t *testing.T) {
+	d, o := ownerSetup(t)
+	o.Config.ImageDigest = "sha256:" + strings.Repeat("1", 64)
+	whole := 0
+	for i := range 8 {
+		o.Into = private(t)
+		killedOwner(t, o, "ready", time.Duration(i)*20*time.Millisecond)
+		eventually(t, "without a QEMU", func() bool { return len(machines(t, d, o.Config.ID)) == 0 })
+		wantSwept(t, d, o.Config.ID)
+		_, err := snapshot.Open(testContext(t), o.Into)
+		if err == nil {
+			whole++
+		} else if !errors.Is(err, vm.ErrBadSnapshot) {
+			t.Errorf("what is left: got %v, want a snapshot or ErrBadSnapshot", err)
+		}
+	}
+	t.Logf("%d of 8 snapshots are whole", whole)
+	m, _ := create(t, d, o.Config)
+	o.From, o.Into = save(t, m), ""
+	if err := m.Destroy(testContext(t), 0); err != nil {
+		t.Fatal(err)
+	}
+	o.Announce = true
+	for i := range 8 {
+		killedOwner(t, o, "creating", time.Duration(i)*15*time.Millisecond)
 		wantSwept(t, d, o.Config.ID)
 	}
 }
