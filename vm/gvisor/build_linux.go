@@ -34,15 +34,26 @@ func buildOf(exe string) (string, error) {
 // replaced, it is the executable's digest.
 func codeOf(exe string) (string, error) {
 	if exe == ownExe {
-		if info, err := buildinfo.ReadFile(exe); err == nil {
-			for _, m := range info.Deps {
-				if m.Path == gvisorModule && m.Replace == nil && m.Sum != "" {
-					return m.Version + " " + Version(), nil
-				}
-			}
+		if v := moduleOf(exe); v != "" {
+			return v + " " + Version(), nil
 		}
 	}
 	return fileDigest(exe)
+}
+
+// moduleOf is the version of the gVisor module in exe, or empty. The binary of a test
+// does not tell.
+func moduleOf(exe string) string {
+	info, err := buildinfo.ReadFile(exe)
+	if err != nil {
+		return ""
+	}
+	for _, m := range info.Deps {
+		if m.Path == gvisorModule && m.Replace == nil && m.Sum != "" {
+			return m.Version
+		}
+	}
+	return ""
 }
 
 // fileDigest is the SHA-256 of a file of ours.

@@ -210,4 +210,12 @@ func TestBuildOf(t *testing.T) {
 		t.Errorf("no executable: got %v", err)
 	}
 	t.Log(own)
+
+	exe := os.Getenv("BOUVET_HELPER")
+	if exe == "" {
+		t.Skip("BOUVET_HELPER names no bin/bouvet, whose build information is to be read: `make build`, then BOUVET_HELPER=$PWD/bin/bouvet")
+	}
+	if v := moduleOf(exe); !strings.HasPrefix(v, "v0.") {
+		t.Errorf("gVisor's version in %s: got %q", exe, v)
+	}
 }
