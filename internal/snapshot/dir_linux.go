@@ -156,7 +156,7 @@ func read(dir string) (*Manifest, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1)) //nolint:forbidigo // limited
 	if err != nil {
 		return nil, err
 	}

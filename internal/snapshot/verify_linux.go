@@ -130,7 +130,7 @@ func digest(ctx context.Context, f *os.File) (string, error) {
 				return err
 			}
 			n, err := f.ReadAt(buf[:min(int64(len(buf)), (to-from+block-1)/block*block)], from)
-			if err != nil && !(errors.Is(err, io.EOF) && from+int64(n) == info.Size()) {
+			if err != nil && (!errors.Is(err, io.EOF) || from+int64(n) != info.Size()) {
 				return err
 			}
 			for at := 0; at < n; at += block {

@@ -85,7 +85,7 @@ func privateMappings(proc string, info os.FileInfo) ([]mapping, error) {
 	defer func() { _ = maps.Close() }()
 	dev := fmt.Sprintf("%02x:%02x", unix.Major(st.Dev), unix.Minor(st.Dev))
 	var all []mapping
-	lines := bufio.NewScanner(maps)
+	lines := bufio.NewScanner(maps) //nolint:forbidigo // the kernel wrote it
 	for n := 0; lines.Scan(); n++ {
 		if n == maxMappings {
 			return nil, fmt.Errorf("there are more than %d mappings", maxMappings)

@@ -49,18 +49,18 @@ type templates struct {
 	programs []string
 }
 
-// newDisk makes the disk of machine c in its directory.
-func (t *templates) newDisk(ctx context.Context, dir *rundir.Dir, c *vm.Config) (*os.File, error) {
-	template, err := t.open(ctx, c.DiskMiB)
+// newDisk makes an empty disk of mib MiB for the machine in dir.
+func (t *templates) newDisk(ctx context.Context, dir *rundir.Dir, mib int) (*os.File, error) {
+	template, err := t.open(ctx, mib)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make disk: %w", err)
 	}
 	defer func() { _ = template.Close() }()
-	return copyDisk(ctx, dir, c, template)
+	return copyDisk(ctx, dir, template)
 }
 
-// copyDisk makes the disk of machine c a copy of from.
-func copyDisk(ctx context.Context, dir *rundir.Dir, c *vm.Config, from *os.File) (_ *os.File, err error) {
+// copyDisk makes the disk of the machine in dir a copy of from.
+func copyDisk(ctx context.Context, dir *rundir.Dir, from *os.File) (_ *os.File, err error) {
 	f, err := os.OpenFile(dir.Join(diskName), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make disk: %w", err)
@@ -117,7 +117,7 @@ func (t *templates) mkfs(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
 	defer cancel()
 	said := life.NewTail(mkfsOutput)
-	cmd := exec.CommandContext(ctx, program, append(mkfsArgs, path)...) //nolint:gosec // one of mkfsPaths
+	cmd := exec.CommandContext(ctx, program, append(mkfsArgs, path)...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MKE2FS_CONFIG=/dev/null"}
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = said, said

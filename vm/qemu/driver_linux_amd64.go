@@ -120,7 +120,7 @@ func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	}
 	return d.make(ctx, &c, accel.Name, f, func(dir *rundir.Dir) (err error) {
 		if c.DiskMiB > 0 {
-			if f.disk, err = d.disks.newDisk(ctx, dir, &c); err != nil {
+			if f.disk, err = d.disks.newDisk(ctx, dir, c.DiskMiB); err != nil {
 				return err
 			}
 		}

@@ -62,7 +62,7 @@ func (d *Driver) Restore(ctx context.Context, c vm.Config, dir string) (vm.Machi
 			return fmt.Errorf("cannot read disk: %w", err)
 		}
 		defer func() { _ = from.Close() }()
-		f.disk, err = copyDisk(ctx, run, &c, from)
+		f.disk, err = copyDisk(ctx, run, from)
 		return err
 	})
 }
@@ -174,7 +174,7 @@ func (d *Driver) version(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	said := life.NewTail(stderrTail)
-	cmd := exec.CommandContext(ctx, d.program, "--version") //nolint:gosec // the program that runs machines
+	cmd := exec.CommandContext(ctx, d.program, "--version")
 	cmd.Env, cmd.Dir, cmd.WaitDelay = environment(), "/", outputDelay
 	cmd.Stdout, cmd.Stderr = said, said
 	if err := cmd.Run(); err != nil {

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"crypto/rand"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/bouvet-run/bouvet"
-	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -89,66 +87,4 @@ func sh(t testing.TB, a *bouvet.AgentClient, script string) string {
 		t.Fatalf("%s: %v", script, err)
 	}
 	return strings.TrimSpace(r.Stdout + r.Stderr)
-}
-
-// A machine goes on where it was, also the copy of a copy.
-func TestSnapshotOfRestored(t *testing.T) {
-	testutil.Ledger(t, testutil.Scope{Cgroups: []string{testParent}})
-	d, c := testDriver(t, testOptions(t, t.TempDir())), newConfig(t)
-	m, a := create(t, d, c)
-	sh(t, a, "echo first >/root/file")
-	first := save(t, m)
-	if err := a.Ping(testContext(t)); err != nil {
-		t.Fatalf("the original, saved: %v", err)
-	}
-	m2, a2 := restore(t, d, c, first)
-	if got := sh(t, a2, "cat /root/file; echo second >>/root/file"); got != "first" {
-		t.Errorf("got %q, want first", got)
-	}
-	second := save(t, m2)
-	m3, a3 := restore(t, d, c, second)
-	if got := sh(t, a3, "cat /root/file"); got != "first\nsecond" {
-		t.Errorf("got %q, want first and second", got)
-	}
-	third := save(t, m3)
-	_, a4 := restore(t, d, c, third)
-	if got := sh(t, a4, "cat /root/file"); got != "first\nsecond" {
-		t.Errorf("got %q, want first and second", got)
-	}
-	if got := sh(t, a, "cat /root/file"); got != "first" {
-		t.Errorf("the original: got %q, want first", got)
-	}
-}
-
-// T30: a machine can be stopped and go on, and be destroyed when it is stopped.
-func TestPause(t *testing.T) {
-	testutil.Ledger(t, testutil.Scope{Cgroups: []string{testParent}})
-	d := testDriver(t, testOptions(t, t.TempDir()))
-	m, a := create(t, d, newConfig(t))
-	for range 2 {
-		if err := m.Pause(testContext(t)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	used := cpuTime(t, m)
-	if err := m.Resume(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
-	_ = used
-	if err := a.Ping(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Pause(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Destroy(testContext(t), 0); err != nil {
-		t.Fatal(err)
-	}
-	for what, err := range map[string]error{
-		"Pause": m.Pause(testContext(t)), "Resume": m.Resume(testContext(t)), "Snapshot": m.Snapshot(testContext(t), private(t)),
-	} {
-		if !errors.Is(err, vm.ErrGone) {
-			t.Errorf("%s: got %v, want ErrGone", what, err)
-		}
-	}
 }
