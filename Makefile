@@ -65,7 +65,7 @@ soak: kernel ## start BOUVET_SOAK (200) machines of QEMU in a row with each kern
 	@BOUVET_SOAK=$${BOUVET_SOAK:-200} CGO_ENABLED=0 $(GO) test -v -count 1 -run '^TestSoak' -timeout 2h ./vm/qemu
 
 .PHONY: e2e-firecracker
-e2e-firecracker: build image kernel ## run the tests of FIRECRACKER=/path [JAILER=/path], or else QEMU's with KVM, in an emulated machine that has KVM
+e2e-firecracker: image kernel ## run the tests of FIRECRACKER=/path [JAILER=/path], or else QEMU's with KVM, in an emulated machine that has KVM
 	@scripts/nested.sh "$(FIRECRACKER)" "$(JAILER)"
 
 .PHONY: clean

@@ -63,7 +63,7 @@ func wantPosture(t *testing.T, d *Driver, c vm.Config, m vm.Machine) {
 		t.Fatal(err)
 	}
 	readOnly := []string{c.Image, d.kernel.ImagePath(), d.initramfs}
-	own := []string{"/dev/null", "/memfd:bouvet-ram (deleted)", filepath.Join(d.keeper.Base, m.ID(), diskName)}
+	own := []string{"/dev/null", kvmDevice, "/memfd:bouvet-ram (deleted)", filepath.Join(d.keeper.Base, m.ID(), diskName)}
 	for _, fd := range fds {
 		target, err := os.Readlink(filepath.Join(proc, "fd", fd.Name()))
 		if err != nil || !strings.HasPrefix(target, "/") {
