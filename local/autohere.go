@@ -21,7 +21,7 @@ import (
 // good; the others only have to outlast a busy host.
 const (
 	virtualTime  = 5 * time.Second
-	gvisorTime   = 15 * time.Second
+	gvisorTime   = 30 * time.Second
 	emulatedTime = time.Minute
 )
 

@@ -16,8 +16,13 @@ type Channel interface {
 	SetWriteDeadline(t time.Time) error
 }
 
-// muxWindow is how many bytes of one stream may be under way unread.
-const muxWindow = 1 << 20
+// How many bytes of one stream a guest, and a host, may send ahead of its reader. What
+// the host holds for a guest is bounded the more narrowly (T09): 256 KiB is the least
+// that yamux has.
+const (
+	hostWindow  = 256 << 10
+	guestWindow = 1 << 20
+)
 
 // streamCloseTimeout is how long a stream that the host has closed waits for the
 // guest to close it, too. The guest waits for ever: its host is trusted, and may
@@ -56,11 +61,12 @@ func newMuxLink(ch io.Writer, r *bufio.Reader, host bool, interrupt func()) (*mu
 	c.StreamOpenTimeout = 0
 	c.StreamCloseTimeout = 0
 	c.ConnectionWriteTimeout = 100 * 365 * 24 * time.Hour
-	c.MaxStreamWindowSize = muxWindow
+	c.MaxStreamWindowSize = guestWindow
 	c.LogOutput = io.Discard
 	start := yamux.Server
 	if host {
 		c.StreamCloseTimeout = streamCloseTimeout
+		c.MaxStreamWindowSize = hostWindow
 		start = yamux.Client
 	}
 	session, err := start(linkConn{l.guard, l.queue, interrupt}, c)
