@@ -55,8 +55,7 @@ func restoreRunsOn(e *env) {
 	g.counter("counter", "/tmp/count")
 	job := g.Command(e.context(), "sh", "-c", "echo joined; while read x; do echo got $x; done")
 	job.Detach, job.ID = true, "job"
-	in, err := job.StdinPipe()
-	if err != nil {
+	if _, err := job.StdinPipe(); err != nil { // so that it has one
 		e.Fatal(err)
 	}
 	if err := job.Start(); err != nil {
@@ -65,7 +64,6 @@ func restoreRunsOn(e *env) {
 	if err := job.Release(); err != nil {
 		e.Fatal(err)
 	}
-	_ = in
 	attached := g.Command(e.context(), "sleep", "4711")
 	if err := attached.Start(); err != nil {
 		e.Fatal(err)

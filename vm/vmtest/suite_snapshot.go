@@ -294,7 +294,8 @@ func snapshotCancelled(e *env) {
 
 func snapshotKilled(e *env) {
 	e.saves()
-	begin, first := time.Now(), e.boot(e.digested(e.config()))
+	first := e.boot(e.digested(e.config()))
+	begin := time.Now()
 	e.save(first)
 	whole := time.Since(begin)
 	e.destroy(first)
@@ -304,7 +305,7 @@ func snapshotKilled(e *env) {
 		saved := make(chan error, 1)
 		go func() { saved <- g.Snapshot(e.context(), dir) }()
 		select {
-		case <-time.After(rand.N(whole / 4)): //nolint:gosec // any instant will do.
+		case <-time.After(rand.N(whole)): //nolint:gosec // any instant will do.
 		case <-g.Done():
 		}
 		e.s.Kill(e, g.Machine)
