@@ -80,6 +80,7 @@ type AgentClient struct {
 	slots  chan struct{} // one for each call under way
 	large  chan struct{} // one for each large reply held
 	info   infoCache
+	clock  *stopwatch // stands still while a Sandbox is paused
 
 	// explain says what a broken stream means; a Sandbox knows more than we do. Set
 	// before the client is shared.
@@ -103,6 +104,7 @@ func newClient(d Dialer, opts *ClientOptions) *AgentClient {
 		dialer: d,
 		slots:  make(chan struct{}, maxConns),
 		large:  make(chan struct{}, maxLargeReplies),
+		clock:  newStopwatch(),
 
 		explain: func(err error) error { return err },
 	}

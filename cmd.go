@@ -70,6 +70,7 @@ type Cmd struct {
 	deadline time.Duration // the sandbox's default of Timeout
 	env      []string      // the sandbox's
 	began    func() (entropy []byte, err error)
+	launched func() // the agent has answered, or never will
 	ended    func()
 	session  *session
 	pipes    []*pipe

@@ -67,6 +67,10 @@ type Config struct {
 	Language string
 	// MemoryMiB is the memory of the guest in MiB; 256 when 0.
 	MemoryMiB int
+	// DiskMiB is the size in MiB of the sandbox's writable files, where they are to be on
+	// the host's disk: vm.MinDiskMiB or more, and only with a driver whose Features say
+	// Disk. When 0 they are in the guest's memory.
+	DiskMiB int
 	// VCPUs is the number of virtual CPUs; 2 when 0.
 	VCPUs int
 	// Timeout bounds every command that Execute and ExecuteCode run, and is the
@@ -109,6 +113,7 @@ func (c Config) withDefaults(d Config) Config {
 	}
 	c.Language = first(c.Language, d.Language, DefaultLanguage)
 	c.MemoryMiB = first(c.MemoryMiB, d.MemoryMiB, DefaultMemoryMiB)
+	c.DiskMiB = first(c.DiskMiB, d.DiskMiB)
 	c.VCPUs = first(c.VCPUs, d.VCPUs, DefaultVCPUs)
 	c.Timeout = first(c.Timeout, d.Timeout)
 	if c.Image == "" && c.RootfsPath == "" {
@@ -168,7 +173,7 @@ func (c Config) Validate() error {
 	}
 	// The machine's own bounds, with a path in place of the image's.
 	filled := c.withDefaults(Config{})
-	machine := filled.machine("/image")
+	machine := filled.machine(Image{Path: "/image"})
 	if err := machine.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
@@ -176,14 +181,16 @@ func (c Config) Validate() error {
 }
 
 // machine returns the driver's part of c, which has its defaults.
-func (c Config) machine(image string) vm.Config {
+func (c Config) machine(image Image) vm.Config {
 	return vm.Config{
-		ID:        c.ID.String(),
-		Image:     image,
-		Hostname:  c.Hostname,
-		MemoryMiB: c.MemoryMiB,
-		VCPUs:     c.VCPUs,
-		Detached:  c.Detached,
-		Log:       c.Log,
+		ID:          c.ID.String(),
+		Image:       image.Path,
+		ImageDigest: image.Digest,
+		Hostname:    c.Hostname,
+		MemoryMiB:   c.MemoryMiB,
+		DiskMiB:     c.DiskMiB,
+		VCPUs:       c.VCPUs,
+		Detached:    c.Detached,
+		Log:         c.Log,
 	}
 }

@@ -18,8 +18,26 @@ const DefaultMaxSandboxes = 100
 
 // Images finds root file systems by name. image.Store is one.
 type Images interface {
-	// Acquire returns the path of the image and holds it until release is called.
-	Acquire(ctx context.Context, name string) (path string, release func(), err error)
+	// Acquire finds an image by its name, or by its digest, and holds it until its
+	// Release is called.
+	Acquire(ctx context.Context, name string) (Image, error)
+}
+
+// An Image is a root file system that is held.
+type Image struct {
+	// Path is the absolute path of the image file.
+	Path string
+	// Digest is "sha256:" and 64 hexadecimal digits; empty if it is not known.
+	Digest string
+	// Release ends the use. It is called once, when the sandbox is gone.
+	Release func()
+}
+
+// Snapshots keeps the snapshots that Fork makes.
+type Snapshots interface {
+	// Temp makes an empty directory that only its owner can use, and that release
+	// removes. Should this process be killed, somebody else removes it.
+	Temp(ctx context.Context) (dir string, release func(), err error)
 }
 
 // ManagerOptions are what a Manager works with.
@@ -28,6 +46,9 @@ type ManagerOptions struct {
 	Driver vm.Driver
 	// Images finds Config.Image. Without it a Config must give a RootfsPath.
 	Images Images
+	// Snapshots is where Fork keeps its snapshots; without it, in os.TempDir, where
+	// nobody removes what a process that was killed has left.
+	Snapshots Snapshots
 	// Defaults fill the zero fields of each Config.
 	Defaults Config
 	// MaxSandboxes bounds the sandboxes held at once, those under way of being
@@ -96,6 +117,11 @@ func (m *Manager) Create(ctx context.Context, cfg Config) (SandboxID, error) {
 
 // CreateSandbox is Create, with the sandbox itself for a result.
 func (m *Manager) CreateSandbox(ctx context.Context, cfg Config) (*Sandbox, error) {
+	return m.create(ctx, cfg, source{})
+}
+
+// create makes a sandbox, of a snapshot if there is one.
+func (m *Manager) create(ctx context.Context, cfg Config, from source) (*Sandbox, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -112,7 +138,7 @@ func (m *Manager) CreateSandbox(ctx context.Context, cfg Config) (*Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
-	s, err := m.build(ctx, cfg, e.created)
+	s, err := m.build(ctx, cfg, from, e.created)
 	e.sandbox = s
 	if err != nil {
 		m.forget(cfg.ID, e)
@@ -136,6 +162,9 @@ func (m *Manager) validate(cfg *Config) error {
 	}
 	if cfg.Detached && !m.opts.Driver.Features().Detached {
 		return fmt.Errorf("%w: driver %s cannot detach sandboxes", ErrInvalidConfig, m.opts.Driver.Name())
+	}
+	if cfg.DiskMiB != 0 && !m.opts.Driver.Features().Disk {
+		return fmt.Errorf("%w: driver %s gives sandboxes no disk, leave DiskMiB 0: their files are in memory", ErrInvalidConfig, m.opts.Driver.Name())
 	}
 	return cfg.Validate()
 }
@@ -167,17 +196,17 @@ func (m *Manager) forget(id SandboxID, e *entry) {
 }
 
 // build makes the sandbox, or undoes in reverse what it had made.
-func (m *Manager) build(ctx context.Context, cfg Config, created time.Time) (_ *Sandbox, err error) {
-	image, release, err := m.image(ctx, &cfg)
+func (m *Manager) build(ctx context.Context, cfg Config, from source, created time.Time) (_ *Sandbox, err error) {
+	image, err := m.image(ctx, &cfg)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			release()
+			image.Release()
 		}
 	}()
-	machine, err := m.opts.Driver.Create(ctx, cfg.machine(image))
+	machine, err := from.make(ctx, m.opts.Driver, cfg.machine(image))
 	if err != nil {
 		return nil, creationError(ctx, err)
 	}
@@ -197,22 +226,25 @@ func (m *Manager) build(ctx context.Context, cfg Config, created time.Time) (_ *
 	if err != nil {
 		return nil, err
 	}
+	if err := from.thaw(ctx, client, &cfg); err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
 	if err := context.Cause(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot create sandbox: %w", err), client.Close())
 	}
-	return newSandbox(cfg, created, machine, client, release), nil //nolint:contextcheck // ctx bounds the creation, not the sandbox.
+	return newSandbox(m, cfg, created, machine, client, func() { from.release(); image.Release() }), nil //nolint:contextcheck // ctx bounds the creation, not the sandbox.
 }
 
 // image finds the root file system of cfg.
-func (m *Manager) image(ctx context.Context, cfg *Config) (path string, release func(), err error) {
+func (m *Manager) image(ctx context.Context, cfg *Config) (Image, error) {
 	if cfg.RootfsPath != "" {
-		return cfg.RootfsPath, func() {}, context.Cause(ctx)
+		return Image{Path: cfg.RootfsPath, Release: func() {}}, context.Cause(ctx)
 	}
-	path, release, err = m.opts.Images.Acquire(ctx, cfg.Image)
+	image, err := m.opts.Images.Acquire(ctx, cfg.Image)
 	if err != nil {
-		return "", nil, fmt.Errorf("cannot open image %q: %w", cfg.Image, err)
+		return Image{}, fmt.Errorf("cannot open image %q: %w", cfg.Image, err)
 	}
-	return path, release, nil
+	return image, nil
 }
 
 // creationError gives a driver's error its kind.

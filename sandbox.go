@@ -32,23 +32,31 @@ type Sandbox struct {
 	machine vm.Machine
 	client  *AgentClient
 	log     *slog.Logger
-	release func() // gives the image back
+	release func() // gives the image, and the snapshot, back
+	manager *Manager
+	clock   *stopwatch    // of commands' timeouts
+	moving  chan struct{} // a mutex of Pause, Resume and Snapshot, that a context can end the wait for
 
 	seeded  atomic.Bool   // the guest's kernel was given entropy
 	tearing chan struct{} // a mutex that a context can end the wait for
 	torn    bool          // all is removed; guarded by tearing
 	done    chan struct{} // closed when the state becomes Destroyed
 
-	mu      sync.Mutex
-	state   State // Ready or Destroyed; guarded by mu
-	running int   // commands; guarded by mu
-	reason  error // why it was destroyed, nil for Destroy; guarded by mu
+	mu       sync.Mutex
+	state    State         // Ready, Paused or Destroyed; guarded by mu
+	running  int           // commands; guarded by mu
+	starting int           // those that the agent has not answered yet; guarded by mu
+	reason   error         // why it was destroyed, nil for Destroy; guarded by mu
+	saves    int           // Snapshots begun; guarded by mu
+	saved    chan struct{} // closed at the end of the Snapshot under way, nil without one; guarded by mu
+	started  chan struct{} // closed when starting becomes 0, if a Snapshot waits for that; guarded by mu
 }
 
 // newSandbox takes over the machine and its client and watches over them.
-func newSandbox(cfg Config, created time.Time, machine vm.Machine, client *AgentClient, release func()) *Sandbox {
+func newSandbox(m *Manager, cfg Config, created time.Time, machine vm.Machine, client *AgentClient, release func()) *Sandbox {
 	s := &Sandbox{
 		id: cfg.ID, config: cfg, created: created, machine: machine, client: client, release: release,
+		manager: m, clock: client.clock, moving: make(chan struct{}, 1),
 		log: client.log, state: Ready, tearing: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	client.explain = s.explain
@@ -143,15 +151,33 @@ func (s *Sandbox) checkLocked() error {
 	}
 }
 
-// begin counts a command that starts.
-func (s *Sandbox) begin() error {
+// begin counts a command that starts, once no snapshot is under way.
+func (s *Sandbox) begin(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		err, saved := s.checkLocked(), s.saved
+		if err == nil && saved == nil {
+			s.running++
+			s.starting++
+		}
+		s.mu.Unlock()
+		if err != nil || saved == nil {
+			return err
+		}
+		if err := s.awaitSaved(ctx, saved); err != nil {
+			return err
+		}
+	}
+}
+
+// begun says that the agent has answered a command that starts.
+func (s *Sandbox) begun() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.checkLocked(); err != nil {
-		return err
+	if s.starting--; s.starting == 0 && s.started != nil {
+		close(s.started)
+		s.started = nil
 	}
-	s.running++
-	return nil
 }
 
 // end counts a command that has ended.
@@ -179,22 +205,27 @@ func (s *Sandbox) explain(err error) error {
 // Execute runs cmd with "sh -c" and returns when it has ended: an ExecResult
 // whatever its exit code, a TimeoutError when Config.Timeout struck.
 func (s *Sandbox) Execute(ctx context.Context, cmd string) (*ExecResult, error) {
-	return s.execute(func(opts *ExecOptions) (*ExecResult, error) { return s.client.Exec(ctx, cmd, opts) })
+	return s.execute(ctx, func(opts *ExecOptions) (*ExecResult, error) { return s.client.Exec(ctx, cmd, opts) })
 }
 
 // ExecuteCode runs code with the interpreter of lang, Config.Language when empty.
 // Otherwise as Execute.
 func (s *Sandbox) ExecuteCode(ctx context.Context, lang, code string) (*ExecResult, error) {
 	lang = first(lang, s.config.Language)
-	return s.execute(func(opts *ExecOptions) (*ExecResult, error) { return s.client.ExecCode(ctx, lang, code, opts) })
+	return s.execute(ctx, func(opts *ExecOptions) (*ExecResult, error) { return s.client.ExecCode(ctx, lang, code, opts) })
 }
 
-func (s *Sandbox) execute(run func(*ExecOptions) (*ExecResult, error)) (*ExecResult, error) {
-	if err := s.begin(); err != nil {
+func (s *Sandbox) execute(ctx context.Context, run func(*ExecOptions) (*ExecResult, error)) (r *ExecResult, err error) {
+	if err := s.begin(ctx); err != nil {
 		return nil, err
 	}
 	defer s.end()
-	return run(&ExecOptions{Env: s.config.Env, Timeout: s.config.Timeout})
+	s.begun() // a frozen agent's refusal is told by its code
+	err = s.unfrozen(ctx, func() error {
+		r, err = run(&ExecOptions{Env: s.config.Env, Timeout: s.config.Timeout})
+		return err
+	})
+	return r, err
 }
 
 // ReadFile returns the content of a text file of at most 10 MiB.
@@ -211,7 +242,7 @@ func (s *Sandbox) WriteFile(ctx context.Context, path, content string) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return s.client.WriteFile(ctx, path, content)
+	return s.unfrozen(ctx, func() error { return s.client.WriteFile(ctx, path, content) })
 }
 
 // ListDir returns the entries of a directory, sorted by name.
@@ -237,9 +268,9 @@ func (s *Sandbox) adopt(c *Cmd) *Cmd {
 	if c.attach == "" {
 		c.env, c.deadline = s.config.Env, s.config.Timeout
 	}
-	c.ended = s.end
+	c.ended, c.launched = s.end, s.begun
 	c.began = func() ([]byte, error) {
-		if err := s.begin(); err != nil {
+		if err := s.begin(c.ctx); err != nil {
 			return nil, err
 		}
 		if c.attach != "" || s.seeded.Swap(true) {
@@ -256,8 +287,12 @@ func (s *Sandbox) adopt(c *Cmd) *Cmd {
 // with an InvalidStateError. It is idempotent and safe for concurrent use; when
 // ctx ends first it may be called again.
 func (s *Sandbox) Destroy(ctx context.Context) error {
+	grace := max(s.config.StopGrace, 0)
+	if s.State() == Paused {
+		grace = 0 // it cannot stop by itself
+	}
 	s.markDestroyed(nil)
-	return s.tearDown(ctx, max(s.config.StopGrace, 0))
+	return s.tearDown(ctx, grace)
 }
 
 // tearDown removes the machine and gives the image back, once.

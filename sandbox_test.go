@@ -318,16 +318,16 @@ type countingImages struct {
 	err  error
 }
 
-func (i *countingImages) Acquire(_ context.Context, name string) (string, func(), error) {
+func (i *countingImages) Acquire(_ context.Context, name string) (bouvet.Image, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.err != nil {
-		return "", nil, i.err
+		return bouvet.Image{}, i.err
 	}
 	i.n++
 	i.last = name
 	var once sync.Once
-	return "/images/" + name, func() {
+	return bouvet.Image{Path: "/images/" + name, Digest: imageDigest, Release: func() {
 		released := false
 		once.Do(func() {
 			i.mu.Lock()
@@ -338,8 +338,11 @@ func (i *countingImages) Acquire(_ context.Context, name string) (string, func()
 		if !released {
 			panic("image released twice")
 		}
-	}, nil
+	}}, nil
 }
+
+// imageDigest is that of every image.
+const imageDigest = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
 
 func (i *countingImages) held() int {
 	i.mu.Lock()

@@ -37,6 +37,7 @@ func (c *Cmd) Start() error {
 		if req.EntropySeed, err = c.began(); err != nil {
 			return err
 		}
+		defer c.launched()
 	}
 	s, err := c.open(req)
 	if err != nil {
@@ -233,6 +234,9 @@ func (s *session) setTimeout(d time.Duration) {
 	if !s.extended {
 		grace = 0 // the agent was not told
 	}
-	timer := time.AfterFunc(d+grace, func() { s.cancel(&TimeoutError{Timeout: d}) })
-	context.AfterFunc(s.ctx, func() { timer.Stop() })
+	go func() {
+		if s.client.clock.sleep(s.ctx, d+grace) == nil {
+			s.cancel(&TimeoutError{Timeout: d})
+		}
+	}()
 }

@@ -10,7 +10,7 @@ const (
 	Creating State = iota
 	Ready
 	Executing
-	// Paused is for drivers that can pause a machine; none does yet.
+	// Paused means that the machine stands still until Resume.
 	Paused
 	Destroyed
 )

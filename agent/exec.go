@@ -29,7 +29,10 @@ func (s *Server) serveExec(ctx context.Context, conn net.Conn, r *wire.LineReade
 	}
 	if err != nil {
 		s.log.Debug("exec refused", slog.Any("error", err))
-		out.refuse(refusedFrozen(err))
+		if errors.Is(err, proc.ErrFrozen) {
+			err = errors.New(frozenText)
+		}
+		out.refuse(err)
 		lingerUnread(conn)
 		return
 	}

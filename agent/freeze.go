@@ -130,7 +130,9 @@ func (s *Server) whenThawed(ctx context.Context) {
 }
 
 // errFrozen refuses what would change a guest that is being copied.
-var errFrozen = errors.New("the guest is frozen for a snapshot: thaw it, or wait until its host has")
+var errFrozen error = &wire.RPCError{Code: wire.CodeFrozen, Message: frozenText}
+
+const frozenText = "the guest is frozen for a snapshot: thaw it, or wait until its host has"
 
 // refusedFrozen are the errors of a frozen guest, in the words of one.
 func refusedFrozen(err error) error {

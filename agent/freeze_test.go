@@ -75,7 +75,7 @@ func TestFreezeRefusals(t *testing.T) {
 		wire.MethodRemove:    {"path": dir},
 		wire.MethodUpload:    {"path": dir + "/new"},
 	} {
-		refuse(c, int(wire.CodeInternal), "frozen for a snapshot", method, params)
+		refuse(c, int(wire.CodeFrozen), "frozen for a snapshot", method, params)
 	}
 	must[wire.PingResult](c, wire.MethodPing, nil)
 	if got := must[wire.ListDirResult](c, wire.MethodListDir, m{"path": dir}); len(got.Entries) != 0 {
@@ -144,7 +144,7 @@ func TestThawFails(t *testing.T) {
 		c := dial(t, startServer(t, agent.Options{System: y}))
 		must[wire.FreezeResult](c, wire.MethodFreeze, nil)
 		refuse(c, int(wire.CodeInternal), "cannot thaw: "+part+": told to fail", wire.MethodThaw, thaw(m{"hostname": "x", "clone": true}))
-		refuse(c, int(wire.CodeInternal), "frozen", wire.MethodExec, m{"cmd": "true"})
+		refuse(c, int(wire.CodeFrozen), "frozen", wire.MethodExec, m{"cmd": "true"})
 		y.fail = ""
 		must[wire.Empty](c, wire.MethodThaw, thaw(nil))
 	}

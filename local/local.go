@@ -230,10 +230,10 @@ func Images(store *image.Store) bouvet.Images { return images{store} }
 type images struct{ store *image.Store }
 
 // Acquire implements bouvet.Images.
-func (i images) Acquire(ctx context.Context, name string) (string, func(), error) {
+func (i images) Acquire(ctx context.Context, name string) (bouvet.Image, error) {
 	h, err := i.store.Acquire(ctx, name)
 	if err != nil {
-		return "", nil, err
+		return bouvet.Image{}, err
 	}
-	return h.Path(), func() { _ = h.Release() }, nil
+	return bouvet.Image{Path: h.Path(), Digest: h.Digest(), Release: func() { _ = h.Release() }}, nil
 }

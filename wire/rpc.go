@@ -16,7 +16,10 @@ const (
 	CodeMethodNotFound int32 = -32601
 	CodeInvalidParams  int32 = -32602
 	CodeInternal       int32 = -32603
-	CodeLocal          int32 = -1
+	// CodeFrozen is for what a guest that is frozen for a snapshot refuses. Nothing
+	// was done; after the thaw the same request may be made again (extension).
+	CodeFrozen int32 = -32001
+	CodeLocal  int32 = -1
 )
 
 // Version is the only value of a message's jsonrpc field.

@@ -137,10 +137,20 @@ func (m *fakeMachine) Snapshot(ctx context.Context, dir string) (err error) {
 	if err := os.WriteFile(filepath.Join(dir, fakeState), state, 0o600); err != nil {
 		return err
 	}
-	if err := pause(ctx, m.fake.opts.SnapshotDelay); err != nil {
-		return err
+	alive, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-m.over:
+			cancel()
+		case <-alive.Done():
+		}
+	}()
+	err = pause(alive, m.fake.opts.SnapshotDelay)
+	if gone := m.live(ctx, "save"); gone != nil {
+		return gone
 	}
-	if err := m.live(ctx, "save"); err != nil {
+	if err != nil {
 		return err
 	}
 	return snapshot.Write(ctx, dir, manifestOf(&m.config), fakeState)
