@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bouvet-run/bouvet/internal/testutil"
-	"github.com/bouvet-run/bouvet/vm"
 )
 
 func sum(t *testing.T, path string) string {
@@ -139,44 +137,5 @@ func TestHostDiskFull(t *testing.T) {
 	}
 	if err := m.Destroy(testContext(t), 0); err != nil {
 		t.Error(err)
-	}
-}
-
-// A host without mkfs.ext4 says where to get it, and makes machines without a disk.
-func TestNoMkfs(t *testing.T) {
-	testutil.Ledger(t, testutil.Scope{Cgroups: []string{testParent}})
-	d, c := testDriver(t, testOptions(t, t.TempDir())), newConfig(t)
-	c.DiskMiB = 32
-	for _, tt := range []struct {
-		programs []string
-		want     string
-	}{
-		{[]string{"/no/such/mkfs"}, "apt-get install e2fsprogs"},
-		{[]string{"/bin/false"}, "mkfs.ext4 failed"},
-		{[]string{script(t, "echo no room >&2; exit 1")}, "no room"},
-	} {
-		d.disks.programs = tt.programs
-		if _, err := d.Create(testContext(t), c); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("got %v, want %q", err, tt.want)
-		}
-		for _, dir := range []string{d.keeper.Base, d.disks.dir} {
-			if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
-				t.Errorf("%s: left %v, %v", dir, entries, err)
-			}
-		}
-	}
-	d.disks.programs = nil
-	c.DiskMiB = vm.MaxDiskMiB
-	f, err := d.disks.open(testContext(t), c.DiskMiB)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	if n := blocks(t, filepath.Join(d.disks.dir, "1048576.ext4")); n > 16<<20 {
-		t.Errorf("an empty file system of 1 TiB takes %d MiB", n>>20)
-	}
-	magic := make([]byte, 2)
-	if _, err := f.ReadAt(magic, 1024+56); err != nil || !bytes.Equal(magic, []byte{0x53, 0xef}) {
-		t.Errorf("the template: got %x, %v, want a file system", magic, err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/internal/bootfiles"
 	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/internal/disk"
 	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/rundir"
@@ -45,7 +46,7 @@ type Driver struct {
 	accel     *accelerator
 	log       *slog.Logger
 	rams      rams
-	disks     templates
+	disks     disk.Maker
 	qemu      programVersion
 }
 
@@ -76,7 +77,7 @@ func New(o Options) (*Driver, error) {
 		},
 		program: program,
 		kernel:  o.Kernel,
-		disks:   templates{dir: filepath.Join(o.StateDir, "disks")},
+		disks:   disk.Maker{Dir: filepath.Join(o.StateDir, "disks")},
 		log:     o.Log,
 	}
 	if d.initramfs, err = bootfiles.Initramfs(filepath.Join(o.StateDir, "initramfs"), o.Agent, &o.Kernel, otherModules...); err != nil {
@@ -120,7 +121,7 @@ func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	}
 	return d.make(ctx, &c, accel.Name, f, func(dir *rundir.Dir) (err error) {
 		if c.DiskMiB > 0 {
-			if f.disk, err = d.disks.newDisk(ctx, dir, c.DiskMiB); err != nil {
+			if f.disk, err = d.disks.New(ctx, dir.Join(diskName), c.DiskMiB); err != nil {
 				return err
 			}
 		}

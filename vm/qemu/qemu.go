@@ -2,11 +2,11 @@
 // of the distribution's qemu-system-x86_64 with a guest kernel of its own.
 //
 // The root file system is an EROFS image on a read-only virtio disk, under a
-// writable layer in the guest's memory. The agent is the first process, from an
-// initramfs. The only ways in and out are a virtio-serial port, which carries a
-// mux, and the console, which is only listened to. QEMU runs without privileges, by
-// a user of its own where this process is root, behind its own seccomp filter, and
-// opens no file by a name: all it needs is handed to it.
+// writable layer in the guest's memory or on a disk of its own. The agent is the
+// first process, from an initramfs. The only ways in and out are a virtio-serial
+// port, which carries a mux, and the console, which is only listened to. QEMU runs
+// without privileges, by a user of its own where this process is root, behind its own
+// seccomp filter, and opens no file by a name: all it needs is handed to it.
 package qemu
 
 import (
@@ -34,8 +34,9 @@ const MinMemoryMiB = 96
 
 // Options configures a Driver.
 type Options struct {
-	// StateDir is where machines are recorded, under machines/. It must belong to
-	// the user and not be writable for others. Required.
+	// StateDir is where machines are recorded, under machines/, with their disks, and
+	// what all of them are made of is kept. It must belong to the user and not be
+	// writable for others. Required.
 	StateDir string
 	// Agent is the guest's agent, a static program for Linux. Required.
 	Agent []byte

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/disk"
 	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/internal/snapshot"
@@ -62,7 +63,7 @@ func (d *Driver) Restore(ctx context.Context, c vm.Config, dir string) (vm.Machi
 			return fmt.Errorf("cannot read disk: %w", err)
 		}
 		defer func() { _ = from.Close() }()
-		f.disk, err = copyDisk(ctx, run, from)
+		f.disk, err = disk.Copy(ctx, run.Join(diskName), from)
 		return err
 	})
 }

@@ -21,6 +21,8 @@ import (
 const (
 	ramName   = "memory"
 	stateName = "devices"
+	// diskName is also the name of the disk in a machine's directory.
+	diskName = "disk"
 )
 
 const (

@@ -1,4 +1,4 @@
-package qemu
+package disk
 
 import (
 	"context"
@@ -8,24 +8,29 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bouvet-run/bouvet/internal/life"
-	"github.com/bouvet-run/bouvet/internal/rundir"
 	"github.com/bouvet-run/bouvet/internal/snapshot"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
 const (
-	// diskName is the file in a machine's directory that holds its writable layer.
-	diskName = "disk"
 	// mkfsTimeout bounds the making of a file system.
 	mkfsTimeout = time.Minute
-	// mkfsOutput is how much of its messages an error tells, in bytes.
+	// mkfsOutput is how much of its messages an error tells, in bytes, and mkfsDelay how
+	// long they may lag behind its end.
 	mkfsOutput = 2 << 10
+	mkfsDelay  = time.Second
+	// tempPrefix marks a file in the making; one that is older than tempLifetime is
+	// abandoned.
+	tempPrefix   = ".new-"
+	tempLifetime = time.Hour
 )
 
 // mkfsArgs make a file system that is thrown away with its machine, the same whatever
@@ -41,54 +46,58 @@ var mkfsArgs = []string{
 // mkfsPaths are where e2fsprogs has its programs, which is not in every $PATH.
 var mkfsPaths = []string{"mkfs.ext4", "/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"}
 
-// templates are empty file systems, one of each size, that machines' disks are copied
-// from.
-type templates struct {
-	dir string
-	// programs are where mkfs.ext4 is looked for; nil means mkfsPaths.
-	programs []string
+// A Maker makes disks. Its methods are safe for concurrent use, also by several
+// processes.
+type Maker struct {
+	// Dir keeps the empty file systems. It belongs to the user alone, and is made when
+	// it is needed.
+	Dir string
+	// Programs are where mkfs.ext4 is looked for; nil means the usual places.
+	Programs []string
 }
 
-// newDisk makes an empty disk of mib MiB for the machine in dir.
-func (t *templates) newDisk(ctx context.Context, dir *rundir.Dir, mib int) (*os.File, error) {
-	template, err := t.open(ctx, mib)
+// New makes an empty disk of mib MiB at path, where nothing is, and returns it open
+// for reading and writing. The error wraps vm.ErrUnsupported where there is no
+// mkfs.ext4. After an error there may be a part of it at path.
+func (m *Maker) New(ctx context.Context, path string, mib int) (*os.File, error) {
+	empty, err := m.open(ctx, mib)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make disk: %w", err)
 	}
-	defer func() { _ = template.Close() }()
-	return copyDisk(ctx, dir, template)
+	defer func() { _ = empty.Close() }()
+	return Copy(ctx, path, empty)
 }
 
-// copyDisk makes the disk of the machine in dir a copy of from.
-func copyDisk(ctx context.Context, dir *rundir.Dir, from *os.File) (_ *os.File, err error) {
-	f, err := os.OpenFile(dir.Join(diskName), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+// Copy makes a disk at path that is a copy of from. It is like New else.
+func Copy(ctx context.Context, path string, from *os.File) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make disk: %w", err)
 	}
-	err = snapshot.CopySparse(ctx, f, from)
-	if err != nil {
+	if err := snapshot.CopySparse(ctx, f, from); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("cannot make disk: %w", err)
 	}
 	return f, nil
 }
 
-// open returns the template of this size, which it makes if there is none.
-func (t *templates) open(ctx context.Context, mib int) (*os.File, error) {
-	path := filepath.Join(t.dir, strconv.Itoa(mib)+".ext4")
+// open returns the empty file system of this size, which it makes if there is none.
+func (m *Maker) open(ctx context.Context, mib int) (*os.File, error) {
+	path := filepath.Join(m.Dir, strconv.Itoa(mib)+".ext4")
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
-	if err := os.MkdirAll(t.dir, 0o700); err != nil {
+	if err := os.MkdirAll(m.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if f, err = os.CreateTemp(t.dir, ".new-"); err != nil {
+	m.prune()
+	if f, err = os.CreateTemp(m.Dir, tempPrefix); err != nil {
 		return nil, err
 	}
 	err = f.Truncate(int64(mib) << 20)
 	if err == nil {
-		err = t.mkfs(ctx, f.Name())
+		err = m.mkfs(ctx, f.Name())
 	}
 	if err == nil {
 		err = os.Rename(f.Name(), path)
@@ -100,8 +109,22 @@ func (t *templates) open(ctx context.Context, mib int) (*os.File, error) {
 	return f, nil
 }
 
-func (t *templates) mkfs(ctx context.Context, path string) error {
-	paths, program := t.programs, ""
+// prune removes files of makers that were killed.
+func (m *Maker) prune() {
+	entries, err := os.ReadDir(m.Dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err == nil && strings.HasPrefix(e.Name(), tempPrefix) && time.Since(info.ModTime()) > tempLifetime {
+			_ = os.Remove(filepath.Join(m.Dir, e.Name()))
+		}
+	}
+}
+
+func (m *Maker) mkfs(ctx context.Context, path string) error {
+	paths, program := m.Programs, ""
 	if paths == nil {
 		paths = mkfsPaths
 	}
@@ -117,11 +140,11 @@ func (t *templates) mkfs(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
 	defer cancel()
 	said := life.NewTail(mkfsOutput)
-	cmd := exec.CommandContext(ctx, program, append(mkfsArgs, path)...)
+	cmd := exec.CommandContext(ctx, program, append(slices.Clip(mkfsArgs), path)...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "MKE2FS_CONFIG=/dev/null"}
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = said, said
-	cmd.WaitDelay = outputDelay
+	cmd.WaitDelay = mkfsDelay
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
