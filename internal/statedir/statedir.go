@@ -70,6 +70,14 @@ func Agent(base string) (string, error) { return sub(base, "agent") }
 // it if need be. An empty base means Default.
 func Kernels(base string) (string, error) { return sub(base, "kernels") }
 
+// Snapshots returns the directory of the store of snapshots below base, and makes it if
+// need be. An empty base means Default.
+func Snapshots(base string) (string, error) { return sub(base, "snapshots") }
+
+// Logs returns the directory of the consoles of past sandboxes below base, and makes
+// it if need be. An empty base means Default.
+func Logs(base string) (string, error) { return sub(base, "logs") }
+
 func sub(base, name string) (string, error) {
 	if base == "" {
 		var err error
