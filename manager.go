@@ -54,6 +54,10 @@ type ManagerOptions struct {
 	// MaxSandboxes bounds the sandboxes held at once, those under way of being
 	// created included; 100 when 0, no bound when negative.
 	MaxSandboxes int
+	// Console receives what a machine's console shows (vm.Machine.Console) before the
+	// machine is removed, also one that did not become a sandbox. The bytes are the
+	// guest's, so hostile. It must return soon. Nil means that nobody wants it.
+	Console func(id SandboxID, console []byte)
 	// Log receives events; nil means none.
 	Log *slog.Logger
 }
@@ -214,6 +218,7 @@ func (m *Manager) build(ctx context.Context, cfg Config, from source, created ti
 		if err == nil {
 			return
 		}
+		m.console(cfg.ID, machine)
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		if undoErr := machine.Destroy(undo, 0); undoErr != nil {
@@ -233,6 +238,13 @@ func (m *Manager) build(ctx context.Context, cfg Config, from source, created ti
 		return nil, errors.Join(fmt.Errorf("cannot create sandbox: %w", err), client.Close())
 	}
 	return newSandbox(m, cfg, created, machine, client, func() { from.release(); image.Release() }), nil //nolint:contextcheck // ctx bounds the creation, not the sandbox.
+}
+
+// console hands over what a machine that is about to be removed has shown.
+func (m *Manager) console(id SandboxID, machine vm.Machine) {
+	if m.opts.Console != nil {
+		m.opts.Console(id, machine.Console())
+	}
 }
 
 // image finds the root file system of cfg.

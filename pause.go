@@ -104,7 +104,8 @@ func (s *Sandbox) move(ctx context.Context, what string, do func() error) error 
 // Snapshot saves the sandbox into dir, an absolute path of an empty directory that only
 // its owner can use, from which Manager.Restore makes copies. The guest's processes
 // stand still meanwhile; then all goes on as before, with nothing lost: commands stay
-// attached, and calls that are made meanwhile wait. When it fails dir is empty again
+// attached (unless the driver's Features say SnapshotResets: then they end), and calls
+// that are made meanwhile wait. When it fails dir is empty again
 // and the sandbox goes on. What goes through Client and not through the Sandbox may be
 // refused meanwhile, with code wire.CodeFrozen. The snapshot holds the guest's whole
 // memory, secrets included.

@@ -47,7 +47,7 @@ func TestPause(t *testing.T) {
 		"ReadFile":  func() error { _, err := s.ReadFile(ctx, "/etc/passwd"); return err },
 		"WriteFile": func() error { return s.WriteFile(ctx, dir+"/x", "x") },
 		"ListDir":   func() error { _, err := s.ListDir(ctx, dir); return err },
-		"Run":       func() error { return s.Command(ctx, "true").Run() },
+		"Run":       func() error { return s.Command(ctx, "true").Run() }, //nolint:contextcheck // the connection dialled ahead is the client's.
 		"Snapshot":  func() error { return s.Snapshot(ctx, private(t)) },
 		"Fork":      func() error { _, err := s.Fork(ctx, 1); return err },
 	} {

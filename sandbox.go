@@ -39,6 +39,7 @@ type Sandbox struct {
 
 	seeded  atomic.Bool   // the guest's kernel was given entropy
 	tearing chan struct{} // a mutex that a context can end the wait for
+	shown   bool          // the console was handed over; guarded by tearing
 	torn    bool          // all is removed; guarded by tearing
 	done    chan struct{} // closed when the state becomes Destroyed
 
@@ -305,6 +306,10 @@ func (s *Sandbox) tearDown(ctx context.Context, grace time.Duration) error {
 	}
 	if s.torn {
 		return nil
+	}
+	if !s.shown {
+		s.shown = true
+		s.manager.console(s.id, s.machine)
 	}
 	if err := s.machine.Destroy(ctx, grace); err != nil {
 		return &VMError{fmt.Errorf("cannot destroy machine %s: %w", s.id, err)}

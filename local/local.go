@@ -28,6 +28,7 @@ import (
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/guest"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/snapstore"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/vm"
 	"github.com/bouvet-run/bouvet/vm/firecracker"
@@ -83,6 +84,10 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	snapshots, err := Snapshots(opts)
+	if err != nil {
+		return nil, err
+	}
 	if left, err := Sweep(ctx, opts, true); opts.Log != nil {
 		logSweep(ctx, opts.Log, left, err)
 	}
@@ -90,7 +95,7 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 		return nil, fmt.Errorf("cannot open manager: %w", err)
 	}
 	return bouvet.NewManager(bouvet.ManagerOptions{
-		Driver: driver, Images: Images(store), Defaults: Defaults(ctx, driver, opts.Defaults), MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
+		Driver: driver, Images: Images(store), Snapshots: snapshots, Defaults: Defaults(ctx, driver, opts.Defaults), MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
 	})
 }
 
@@ -211,6 +216,19 @@ func Store(opts Options) (*image.Store, error) {
 		return nil, err
 	}
 	return image.Open(dir)
+}
+
+// Snapshots returns the store of snapshots that Open uses.
+func Snapshots(opts Options) (*snapstore.Store, error) {
+	state, err := stateDir(opts)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := statedir.Snapshots(state)
+	if err != nil {
+		return nil, err
+	}
+	return snapstore.Open(dir)
 }
 
 func stateDir(opts Options) (string, error) {

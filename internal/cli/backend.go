@@ -7,6 +7,8 @@ import (
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/snapstore"
+	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/local"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -20,6 +22,10 @@ type backend interface {
 	BuildDefault(ctx context.Context, store *image.Store, opts image.BuildOptions) (image.Info, error)
 	// Kernels opens the store of guest kernels.
 	Kernels() (*kernel.Store, error)
+	// Snapshots opens the store of snapshots.
+	Snapshots() (*snapstore.Store, error)
+	// Logs is the directory of the consoles of past sandboxes.
+	Logs() (string, error)
 	// Driver readies a driver by its name; "auto" or empty is the best one here.
 	Driver(ctx context.Context, name string, log *slog.Logger) (vm.Driver, error)
 	// Try tries every driver by booting a sandbox, the best first.
@@ -46,6 +52,10 @@ func (b localBackend) Images() (*image.Store, error) {
 
 func (localBackend) Kernels() (*kernel.Store, error) { return local.Kernels(local.Options{}) }
 
+func (localBackend) Snapshots() (*snapstore.Store, error) { return local.Snapshots(local.Options{}) }
+
+func (localBackend) Logs() (string, error) { return statedir.Logs("") }
+
 func (localBackend) BuildDefault(ctx context.Context, store *image.Store, opts image.BuildOptions) (image.Info, error) {
 	return image.BuildDefault(ctx, store, opts)
 }
@@ -63,8 +73,8 @@ func (b localBackend) Sweep(ctx context.Context, remove bool, log *slog.Logger) 
 }
 
 // newManager puts a manager on a driver and a store.
-func newManager(ctx context.Context, driver vm.Driver, store *image.Store, log *slog.Logger) (*bouvet.Manager, error) {
+func newManager(ctx context.Context, driver vm.Driver, store *image.Store, console func(bouvet.SandboxID, []byte), log *slog.Logger) (*bouvet.Manager, error) {
 	return bouvet.NewManager(bouvet.ManagerOptions{
-		Driver: driver, Images: local.Images(store), Defaults: local.Defaults(ctx, driver, bouvet.Config{}), Log: log,
+		Driver: driver, Images: local.Images(store), Defaults: local.Defaults(ctx, driver, bouvet.Config{}), Console: console, Log: log,
 	})
 }

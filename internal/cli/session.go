@@ -12,6 +12,7 @@ import (
 
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
+	"github.com/bouvet-run/bouvet/internal/snapstore"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -32,6 +33,7 @@ type runSession struct {
 	sandbox  *bouvet.Sandbox
 	driver   vm.Driver
 	image    image.Info
+	saved    *snapstore.Info // the snapshot to run on; nil without one
 	created  time.Time
 	outcome  *outcome // to be told at the end
 }
@@ -92,6 +94,11 @@ func (s *runSession) inSandbox(ctx context.Context, do func() error) (err error)
 	if err != nil {
 		return err
 	}
+	release, err := s.openSnapshots()
+	if err != nil {
+		return err
+	}
+	defer release() // when the sandbox is gone
 	if s.driver, err = s.backend.Driver(ctx, s.runCommand.driver, log); err != nil {
 		return err
 	}
@@ -99,11 +106,11 @@ func (s *runSession) inSandbox(ctx context.Context, do func() error) (err error)
 	if err := s.ensureImage(ctx, store); err != nil {
 		return err
 	}
-	manager, err := newManager(ctx, s.driver, store, log)
+	manager, err := newManager(ctx, s.driver, store, s.keepConsole, log)
 	if err != nil {
 		return err
 	}
-	s.sandbox, err = manager.CreateSandbox(ctx, s.config())
+	s.sandbox, err = s.create(ctx, manager)
 	if err != nil {
 		return err
 	}
@@ -139,6 +146,9 @@ func (s *runSession) sweep(ctx context.Context) {
 // asked for.
 func (s *runSession) ensureImage(ctx context.Context, store *image.Store) error {
 	name := s.runCommand.image
+	if s.saved != nil {
+		name = s.saved.Manifest.Image
+	}
 	if name == "" {
 		name = bouvet.DefaultImage
 	}
@@ -200,6 +210,11 @@ func (s *runSession) execute(ctx context.Context, cancel context.CancelCauseFunc
 		end.fill(s, stdout, stderr, started)
 	}
 	s.outcome = end
+	if s.snapshot != "" {
+		if err := s.save(ctx, end); err != nil {
+			return err
+		}
+	}
 	return exitWith(end.ExitCode)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/snapstore"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -158,23 +159,28 @@ type jsonError struct {
 // Kinds of errors that are the command line's own; see bouvet.ErrorKinds for the
 // others.
 const (
-	kindUsage         = "usage"
-	kindInterrupted   = "interrupted"
-	kindImageMissing  = "image_not_found"
-	kindImageInUse    = "image_in_use"
-	kindImageCorrupt  = "image_corrupt"
-	kindImageRefused  = "image_refused"
-	kindKernelMissing = "kernel_not_found"
-	kindKernelFetch   = "kernel_fetch"
-	kindKernelBuild   = "kernel_build"
-	kindFile          = "file"
-	kindPermission    = "permission"
-	kindMachineGone   = "machine_gone"
-	kindNotStarted    = "not_started"
-	kindCheckFailed   = "check_failed"
-	remedyDoctor      = "bouvet doctor"
-	remedyImages      = "bouvet image ls"
-	remedyBuildImages = "bouvet image build-default"
+	kindUsage           = "usage"
+	kindInterrupted     = "interrupted"
+	kindImageMissing    = "image_not_found"
+	kindImageInUse      = "image_in_use"
+	kindImageCorrupt    = "image_corrupt"
+	kindImageRefused    = "image_refused"
+	kindKernelMissing   = "kernel_not_found"
+	kindKernelFetch     = "kernel_fetch"
+	kindKernelBuild     = "kernel_build"
+	kindSnapshotMissing = "snapshot_not_found"
+	kindSnapshotInUse   = "snapshot_in_use"
+	kindSnapshotExists  = "snapshot_exists"
+	kindSnapshotRefused = "snapshot_refused"
+	kindFile            = "file"
+	kindPermission      = "permission"
+	kindMachineGone     = "machine_gone"
+	kindNotStarted      = "not_started"
+	kindCheckFailed     = "check_failed"
+	remedyDoctor        = "bouvet doctor"
+	remedyImages        = "bouvet image ls"
+	remedySnapshots     = "bouvet snapshot ls"
+	remedyBuildImages   = "bouvet image build-default"
 )
 
 // knownErrors maps errors of the floors below to a kind and a remedy; the first
@@ -187,6 +193,10 @@ var knownErrors = []struct {
 	{image.ErrCorrupt, kindImageCorrupt, "bouvet image rm NAME, then import it again (the default one: bouvet image build-default --force)"},
 	{image.ErrRefused, kindImageRefused, "bouvet image import --help"},
 	{image.ErrNotFound, kindImageMissing, remedyImages},
+	{snapstore.ErrNotFound, kindSnapshotMissing, remedySnapshots},
+	{snapstore.ErrInUse, kindSnapshotInUse, "again when the sandboxes that use it have ended"},
+	{snapstore.ErrExists, kindSnapshotExists, "another name, or bouvet snapshot rm NAME"},
+	{vm.ErrBadSnapshot, kindSnapshotRefused, "bouvet snapshot inspect NAME; then make it again with bouvet run --snapshot NAME"},
 	{kernel.ErrNone, kindKernelMissing, "bouvet kernel fetch"},
 	{vm.ErrGone, kindMachineGone, "more memory (--memory 1G); " + remedyDoctor + " if that does not help"},
 	{bouvet.ErrAgentTimeout, "", remedyDoctor},

@@ -13,6 +13,8 @@ import (
 
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/kernel"
+	"github.com/bouvet-run/bouvet/internal/snapstore"
+	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/local"
 	"github.com/bouvet-run/bouvet/vm"
 )
@@ -64,6 +66,7 @@ func (b *syncBuffer) String() string {
 type fakeBackend struct {
 	store    *image.Store
 	kernels  string
+	state    string // of snapshots and logs
 	driver   vm.Driver
 	buildErr error
 	built    int
@@ -77,12 +80,22 @@ func newFakeBackend(t *testing.T) *fakeBackend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &fakeBackend{store: store, kernels: t.TempDir()}
+	return &fakeBackend{store: store, kernels: t.TempDir(), state: t.TempDir()}
 }
 
 var errNoDriver = errors.New("no driver in this test")
 
 func (b *fakeBackend) Images() (*image.Store, error) { return b.store, nil }
+
+func (b *fakeBackend) Snapshots() (*snapstore.Store, error) {
+	dir, err := statedir.Snapshots(b.state)
+	if err != nil {
+		return nil, err
+	}
+	return snapstore.Open(dir)
+}
+
+func (b *fakeBackend) Logs() (string, error) { return statedir.Logs(b.state) }
 
 func (b *fakeBackend) Kernels() (*kernel.Store, error) { return kernel.Open(b.kernels) }
 

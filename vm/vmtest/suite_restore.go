@@ -17,24 +17,27 @@ import (
 	"github.com/bouvet-run/bouvet/vm"
 )
 
-// counter starts a detached command of that ID that counts into a file.
-func (g *guest) counter(id, path string) {
+// countFile is what a counter counts into.
+const countFile = "/tmp/count"
+
+// counter starts a detached command that counts.
+func (g *guest) counter() {
 	g.e.Helper()
-	c := g.Command(g.e.context(), "sh", "-c", `i=0; while :; do i=$((i+1)); echo $i > `+path+`.new; mv `+path+`.new `+path+`; sleep 0.02; done`)
-	c.Detach, c.ID = true, id
+	c := g.Command(g.e.context(), "sh", "-c", `i=0; while :; do i=$((i+1)); echo $i > $0.new; mv $0.new $0; sleep 0.02; done`, countFile)
+	c.Detach, c.ID = true, "counter"
 	if err := c.Start(); err != nil {
 		g.e.Fatal(err)
 	}
 	if err := c.Release(); err != nil {
 		g.e.Fatal(err)
 	}
-	g.e.eventually("the counter counts", func() bool { _, err := g.ReadFile(g.e.context(), path); return err == nil })
+	g.e.eventually("the counter counts", func() bool { _, err := g.ReadFile(g.e.context(), countFile); return err == nil })
 }
 
 // number reads what a counter has counted.
-func (g *guest) number(path string) int {
+func (g *guest) number() int {
 	g.e.Helper()
-	text, err := g.ReadFile(g.e.context(), path)
+	text, err := g.ReadFile(g.e.context(), countFile)
 	if err != nil {
 		g.e.Fatal(err)
 	}
@@ -52,7 +55,7 @@ func restoreRunsOn(e *env) {
 	e.sandboxed()
 	g := e.boot(e.digested(e.config()))
 	g.sh("echo tmpfs > /dev/shm/it; echo layer > /root/it; echo tmp > /tmp/it")
-	g.counter("counter", "/tmp/count")
+	g.counter()
 	job := g.Command(e.context(), "sh", "-c", "echo joined; while read x; do echo got $x; done")
 	job.Detach, job.ID = true, "job"
 	if _, err := job.StdinPipe(); err != nil { // so that it has one
@@ -68,22 +71,22 @@ func restoreRunsOn(e *env) {
 	if err := attached.Start(); err != nil {
 		e.Fatal(err)
 	}
-	before := g.number("/tmp/count")
+	before := g.number()
 	dir := e.save(g)
 	if n := len(g.running(attached.PID())); n != 1 {
 		e.Errorf("%d attached commands run in the original, want 1", n)
 	}
-	e.eventually("the original counts on", func() bool { return g.number("/tmp/count") > before+5 })
+	e.eventually("the original counts on", func() bool { return g.number() > before+5 })
 
 	copied := e.clone(dir)
 	if got := copied.sh("cat /dev/shm/it /root/it /tmp/it"); got != "tmpfs\nlayer\ntmp" {
 		e.Errorf("files: got %q", got)
 	}
-	n := copied.number("/tmp/count")
+	n := copied.number()
 	if n < before {
 		e.Errorf("the counter began anew: %d, was %d", n, before)
 	}
-	e.eventually("the copy counts on", func() bool { return copied.number("/tmp/count") > n })
+	e.eventually("the copy counts on", func() bool { return copied.number() > n })
 	if got := copied.running(attached.PID()); len(got) > 0 {
 		e.Error("a command whose host is another's runs on in the copy")
 	}
@@ -116,12 +119,12 @@ func restoreFrozen(e *env) {
 	e.saves()
 	e.sandboxed()
 	g := e.boot(e.digested(e.config()))
-	g.counter("counter", "/tmp/count")
+	g.counter()
 	dir := e.save(g)
 	copied := e.restore(dir)
-	n := copied.number("/tmp/count")
+	n := copied.number()
 	copied.busy(silence)
-	if got := copied.number("/tmp/count"); got != n {
+	if got := copied.number(); got != n {
 		e.Errorf("the counter went from %d to %d before the thaw", n, got)
 	}
 	if _, err := copied.Exec(e.context(), "true", nil); err == nil || !strings.Contains(err.Error(), "frozen") {
@@ -131,7 +134,7 @@ func restoreFrozen(e *env) {
 		e.Errorf("a command before the thaw: got %v, want a refusal", err)
 	}
 	e.thaw(copied, bouvet.ThawOptions{Clone: true, Hostname: "thawed"})
-	e.eventually("it counts on", func() bool { return copied.number("/tmp/count") > n })
+	e.eventually("it counts on", func() bool { return copied.number() > n })
 }
 
 // A copy has randomness, names and the time of its own.
@@ -233,18 +236,18 @@ func restoreGenerations(e *env) {
 	e.saves()
 	e.sandboxed()
 	g := e.boot(e.digested(e.config()))
-	want := ""
+	var want strings.Builder
 	for i := range 3 {
 		g.sh(fmt.Sprintf("echo %d >> /root/generations; echo %d >> /dev/shm/generations", i, i))
-		want += fmt.Sprintln(i)
+		fmt.Fprintln(&want, i)
 		dir := e.save(g)
 		if i == 1 {
 			e.destroy(g)
 		}
 		g = e.clone(dir)
 		for _, file := range []string{"/root/generations", "/dev/shm/generations"} {
-			if got := g.sh("cat " + file); got+"\n" != want {
-				e.Errorf("%s: got %q, want %q", file, got, want)
+			if got := g.sh("cat " + file); got+"\n" != want.String() {
+				e.Errorf("%s: got %q, want %q", file, got, want.String())
 			}
 		}
 	}
