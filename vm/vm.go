@@ -188,8 +188,8 @@ type Machine interface {
 	// wire.PortExec). ctx bounds the handshake alone. A stream is a net.Conn with
 	// working deadlines; closing it is seen by the agent as a disconnect. Dial
 	// MUST fail at once with an error wrapping ErrGone once the machine has ended,
-	// and MUST fail with ctx's error when ctx ends first. A success does not mean
-	// that the agent answers: only an answered ping does.
+	// and MUST fail with ctx's cause (context.Cause) when ctx ends first. A success does
+	// not mean that the agent answers: only an answered ping does.
 	Dial(ctx context.Context, port uint32) (net.Conn, error)
 
 	// Pause stops the guest's processors. Its streams stay open and lose nothing; a

@@ -56,21 +56,22 @@ func dialUnserved(e *env) {
 
 func dialEndedContext(e *env) {
 	g := e.boot(e.config())
-	ctx, cancel := context.WithCancel(e.context())
-	cancel()
+	ended, end := context.WithCancelCause(e.context())
+	cause := errors.New("the caller has what it wants")
+	end(cause)
 	begin := time.Now()
-	conn, err := g.Dial(ctx, wire.PortRPC)
+	conn, err := g.Dial(ended, wire.PortRPC)
 	if err == nil {
 		_ = conn.Close()
 	}
-	if !errors.Is(err, context.Canceled) {
-		e.Errorf("got %v, want Canceled", err)
+	if !errors.Is(err, cause) {
+		e.Errorf("got %v, want %v", err, cause)
 	}
 	if took := time.Since(begin); took > prompt {
 		e.Errorf("it took %v", took)
 	}
 	// ctx bounds the handshake, and not the stream.
-	ctx, cancel = context.WithCancel(e.context())
+	ctx, cancel := context.WithCancel(e.context())
 	conn, err = g.Dial(ctx, wire.PortRPC)
 	cancel()
 	if err != nil {
