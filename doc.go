@@ -21,6 +21,10 @@
 // is in [AgentClient], which [Sandbox.Client] returns: files of any size, changes
 // of files, TCP connections into the guest, processes that outlive their host.
 //
+// A sandbox can be paused and resumed, and, where the driver can, saved and copied:
+// [Sandbox.Snapshot], [Manager.Restore] and [Sandbox.Fork]. A copy has entropy, time
+// and names of its own before anything runs in it.
+//
 // Contexts bound calls, not lives: a sandbox lives until it is destroyed. A
 // context given to a command bounds the command, which is a call. When a call is
 // cancelled the agent ends what it was doing for it.
