@@ -28,7 +28,8 @@ func fakeSource(t *testing.T, script string) (bin string) {
 	tree := t.TempDir()
 	write(t, filepath.Join(tree, "linux-source-6.1", "Kconfig"), []byte("# fake\n"), 0o644)
 	write(t, filepath.Join(tree, "linux-source-6.1", "made"), vmlinuxOf("6.1.9-bouvet"), 0o644)
-	write(t, filepath.Join(tree, "linux-source-6.1", "arch", "arm64", "huge"), nil, 0o644)
+	write(t, filepath.Join(tree, "linux-source-6.1", "arch", "arm64", "huge.c"), nil, 0o644)
+	write(t, filepath.Join(tree, "linux-source-6.1", "arch", "arm64", "Kconfig"), nil, 0o644)
 	archive := filepath.Join(t.TempDir(), "usr", "src", "linux-source-6.1.tar.xz")
 	if err := os.MkdirAll(filepath.Dir(archive), 0o755); err != nil {
 		t.Fatal(err)
@@ -44,7 +45,7 @@ func fakeSource(t *testing.T, script string) (bin string) {
 	bin = t.TempDir()
 	write(t, filepath.Join(bin, "make"), []byte(`#!/bin/sh
 case "$*" in
-*allnoconfig) [ ! -e arch/arm64 ] && [ "$MAKEFLAGS" = "" ] && grep -v "${LOSE:-nothing}" "$KCONFIG_ALLCONFIG" > .config ;;
+*allnoconfig) [ -e arch/arm64/Kconfig ] && [ ! -e arch/arm64/huge.c ] && [ "$MAKEFLAGS" = "" ] && grep -v "${LOSE:-nothing}" "$KCONFIG_ALLCONFIG" > .config ;;
 *vmlinux)
 `+script+`
 ;;

@@ -21,7 +21,7 @@ func testConfig(t testing.TB) vm.Config {
 }
 
 // script makes a program that is started instead of QEMU.
-func script(t *testing.T, text string) string {
+func script(t testing.TB, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
