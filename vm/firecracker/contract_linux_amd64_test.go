@@ -38,7 +38,7 @@ func definitions(t *testing.T) []*swagger {
 		t.Fatal(err)
 	}
 	if len(files) == 0 {
-		t.Skipf("no API definitions in %s: set %s to a directory with firecracker-vX.Y.swagger.yaml, as Firecracker publishes it", dir, swaggerEnv)
+		t.Skipf("no API definitions in %s: set BOUVET_FIRECRACKER_SWAGGER to a directory with firecracker-vX.Y.swagger.yaml, as Firecracker publishes it", dir)
 	}
 	var all []*swagger
 	for _, file := range files {

@@ -195,6 +195,16 @@ func copyProgram(from, to string) error {
 	if err := unix.Fstat(int(dst.Fd()), &st); err != nil || st.Nlink > 1 {
 		return fmt.Errorf("%s is a hard link, %w", to, err)
 	}
+	// Tens of megabytes each time otherwise.
+	if err := os.Remove(to); err != nil {
+		return err
+	}
+	if os.Link(from, to) == nil {
+		return dst.Close()
+	}
+	if dst, err = os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755); err != nil {
+		return err
+	}
 	_, err = io.Copy(dst, src)
 	return errors.Join(err, dst.Close())
 }

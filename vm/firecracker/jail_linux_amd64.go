@@ -97,18 +97,37 @@ func (j *jail) fifo(name string) (r, w *os.File, err error) {
 
 // remove removes a file of that name.
 func (j *jail) remove(name string) error {
-	if err := unix.Unlinkat(int(j.root.Fd()), name, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := j.at(func(root int) error { return unix.Unlinkat(root, name, 0) })
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove %s in the jail: %w", name, err)
 	}
 	return nil
 }
 
+// at does f with the root directory's descriptor. Dials that nobody waits for any more
+// may come when it is closed.
+func (j *jail) at(f func(root int) error) error {
+	conn, err := j.root.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := conn.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
+		return err
+	}
+	return failed
+}
+
 // open opens what is in the jail under that name, itself and not what a link leads
 // to, if it is of that type and belongs to the jail's user.
 func (j *jail) open(name string, flags int, kind uint32) (*os.File, error) {
-	fd, err := unix.Openat2(int(j.root.Fd()), name, &unix.OpenHow{
-		Flags:   uint64(flags | unix.O_NOFOLLOW | unix.O_CLOEXEC), //nolint:gosec // flags are positive.
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	var fd int
+	err := j.at(func(root int) (err error) {
+		fd, err = unix.Openat2(root, name, &unix.OpenHow{
+			Flags:   uint64(flags | unix.O_NOFOLLOW | unix.O_CLOEXEC), //nolint:gosec // flags are positive.
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+		})
+		return err
 	})
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: "jail:/" + name, Err: err}
