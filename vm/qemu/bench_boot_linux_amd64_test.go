@@ -133,11 +133,11 @@ func BenchmarkExec(b *testing.B) {
 		var ours, inside []time.Duration
 		for range 61 {
 			begin := time.Now()
-			if err := client.Command(ctx, "/bin/true").Run(); err != nil {
+			if err := client.Command(ctx, "/bin/true").Run(); err != nil { //nolint:contextcheck // Command has it.
 				b.Fatal(err)
 			}
 			ours = append(ours, time.Since(begin))
-			out, err := client.Command(ctx, "/tmp/spawn", "3", "/bin/true").Output()
+			out, err := client.Command(ctx, "/tmp/spawn", "3", "/bin/true").Output() //nolint:contextcheck // Command has it.
 			if err != nil {
 				b.Fatal(err)
 			}
