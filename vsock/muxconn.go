@@ -60,7 +60,7 @@ func (c *muxConn) Read(b []byte) (int, error) {
 	if err := c.enter(c.reading, c.readBy); err != nil {
 		return 0, err
 	}
-	defer func() { <-c.reading }()
+	defer c.leave()
 	if len(b) == 0 {
 		return 0, nil
 	}
@@ -116,10 +116,25 @@ func (c *muxConn) Close() error {
 	return nil
 }
 
+// leave ends a reader's turn. One that Close met drops the rest in its stead.
+func (c *muxConn) leave() {
+	<-c.reading
+	if isClosed(c.closed) {
+		c.drop()
+	}
+}
+
 // drop gives up what has arrived and nobody will read. The session remembers the
 // stream until the peer closes it, too, and would hold on to a whole window for
-// each (threat T09).
+// each (threat T09). A reader under way does that when it leaves: two that read one
+// yamux stream can block each other for good, for they take its locks in either order.
 func (c *muxConn) drop() {
+	select {
+	case c.reading <- struct{}{}:
+		defer func() { <-c.reading }()
+	default:
+		return
+	}
 	// A yamux stream looks for bytes before it looks at the clock, so this takes
 	// what is there and does not wait for more; the guard drops that.
 	var b [16 << 10]byte
