@@ -31,6 +31,9 @@ say() { printf 'nested: %s (%s s)\n' "$1" "$SECONDS"; }
 
 [ "$(uname -m)" = x86_64 ] || die 'cannot start the machine: it needs an x86-64 host'
 [ "$(id -u)" -eq 0 ] || die 'cannot make the disk of the machine: it needs root; run it with sudo'
+if [ -n "$firecracker" ] && [ -z "$jailer" ]; then
+  jailer=$(dirname "$firecracker")/jailer # as releases have it, and our driver needs one
+fi
 for program in "$firecracker" "$jailer"; do
   [ -z "$program" ] || [ -x "$program" ] || die "cannot use $program: it is no program"
 done
@@ -87,7 +90,7 @@ exec 9>&-
 # minutes: KVM, the cgroups, vsock.
 default_suites() {
   if [ -n "$firecracker" ]; then
-    echo 'vm/firecracker 1300 -test.v'
+    echo 'vm/firecracker 1300 -test.v -test.run=Real'
     return
   fi
   cat <<'S'
@@ -156,5 +159,9 @@ esac
 # The console's lines end as a terminal's do.
 result=$(tail -c 4096 "$work/console" | tr -d '\r' | sed -n 's/^nested: exit \([0-9]*\)$/\1/p' | tail -n 1)
 [ -n "$result" ] || die "the machine ended before its tests did, see $log"
+# What this is for must not be skipped.
+if [ "$result" -eq 0 ] && [ -n "$firecracker" ] && grep -q -e '--- SKIP: TestReal' "$work/console"; then
+  die "the tests of the real Firecracker were skipped, see $log"
+fi
 say "the tests ended with exit status $result; the log is $log"
 exit "$result"
