@@ -15,7 +15,7 @@ func TestMuxCloseUnderRead(t *testing.T) {
 		_, _ = c.Write(data)
 		_ = c.Close()
 	})
-	const rounds, atOnce = 300, 8
+	const rounds, atOnce = 60, 8
 	over := result(func() error {
 		var wg sync.WaitGroup
 		for range atOnce {
