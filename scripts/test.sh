@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go=${GO:-go}
-timeout=${TEST_TIMEOUT:-10m}
+timeout=${TEST_TIMEOUT:-20m}
 start=$SECONDS
 failed=()
 
