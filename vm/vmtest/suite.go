@@ -59,6 +59,7 @@ func TestDriver(t *testing.T, s Subject) {
 		{"hostile", hostileSections},
 		{"pause", pauseSections},
 		{"snapshot", snapshotSections},
+		{"disk", diskSections},
 	} {
 		t.Run(group.name, func(t *testing.T) {
 			for _, section := range group.sections {
