@@ -115,7 +115,7 @@ func newRunCommand(w *world) *cobra.Command {
 	f.StringVar(&c.code, "code", "", "the `CODE` itself (needs --lang)")
 	f.VarP(&c.memory, "memory", "m", "memory of the sandbox, its writable layer included")
 	f.IntVar(&c.cpus, "cpus", bouvet.DefaultVCPUs, "`NUMBER` of virtual CPUs")
-	f.Var(&c.disk, "disk", "keep the sandbox's files on a disk of this size, not in memory (--driver qemu)")
+	f.Var(&c.disk, "disk", "keep the sandbox's files on a disk of this size, not in memory (--driver qemu, firecracker)")
 	f.Var(&c.timeout, "timeout", "end the command after this time, like 30s or 5m (exit code 124)")
 	f.StringArrayVarP(&c.env, "env", "e", nil, "set `NAME=VALUE`; NAME alone takes the value it has here")
 	f.StringArrayVar(&c.envFiles, "env-file", nil, "set the variables in `FILE`, one NAME=VALUE a line")

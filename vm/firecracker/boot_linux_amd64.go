@@ -13,6 +13,9 @@ import (
 // so they never meet.
 const guestCID = 3
 
+// diskFlag tells the agent that its writable layer is on a disk.
+const diskFlag = "bouvet.disk"
+
 // Bounds of what a guest may have the host do, per second, in bytes.
 const (
 	entropyRate = 64 << 10
@@ -36,15 +39,28 @@ func (d *Driver) serial() request {
 
 // devices are the requests that describe machine c before its start.
 func (d *Driver) devices(c *vm.Config) []request {
-	return []request{
+	all := []request{
 		{pathMachineConfig, &machineConfig{VCPUs: c.VCPUs, MemoryMiB: c.MemoryMiB}},
 		{pathBootSource, &bootSource{Kernel: "/" + jailKernel, Initramfs: "/" + jailInitramfs, Args: kernelArgs(c)}},
-		// The first drive is /dev/vda.
-		{pathDrives + jailImage, &drive{ID: jailImage, Path: "/" + jailImage, ReadOnly: true}},
+		drives(jailImage, true),
 		{pathVsock, &vsockDevice{CID: guestCID, Path: "/" + jailVsock}},
 		{pathEntropy, &entropyDevice{rateLimiter{tokenBucket{Size: entropyRate, RefillMS: 1000}}}},
 		d.serial(),
 	}
+	if c.DiskMiB > 0 {
+		all = append(all, drives(jailDisk, false))
+	}
+	return all
+}
+
+// drives is the request for the drive that is the file of that name.
+//
+// Firecracker writes as it is told to (Sync), and never has the host flush what it
+// wrote (Unsafe): nothing of a machine outlives a crash of its host, a snapshot copies
+// the file as the host has it in its caches, and a guest that could have the host wait
+// for its disks would do so at the cost of its neighbours.
+func drives(name string, readOnly bool) request {
+	return request{pathDrives + name, &drive{ID: name, Path: "/" + name, ReadOnly: readOnly, Cache: cacheUnsafe, Engine: engineSync}}
 }
 
 // boot starts a guest from its kernel.
@@ -64,7 +80,7 @@ func kernelArgs(c *vm.Config) string {
 	if hostname == "" {
 		hostname = c.ID
 	}
-	return strings.Join([]string{
+	args := []string{
 		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "bouvet.hostname=" + hostname,
 		// A machine that panics ends at once, as does one whose agent has ended. There is
 		// no other way to switch it off than the keyboard's reset line.
@@ -72,6 +88,9 @@ func kernelArgs(c *vm.Config) string {
 		// There are neither.
 		"pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd",
 		"cryptomgr.notests",
-		"-log-level", "warn",
-	}, " ")
+	}
+	if c.DiskMiB > 0 {
+		args = append(args, diskFlag)
+	}
+	return strings.Join(append(args, "-log-level", "warn"), " ")
 }

@@ -153,7 +153,7 @@ func TestContract(t *testing.T) {
 			s.TB = t
 			oldest = oldest || s.version == Oldest
 			d := &Driver{version: s.version}
-			c := &vm.Config{ID: "contract-test", MemoryMiB: MinMemoryMiB, VCPUs: MaxVCPUs}
+			c := &vm.Config{ID: "contract-test", MemoryMiB: MinMemoryMiB, VCPUs: MaxVCPUs, DiskMiB: vm.MinDiskMiB}
 			for _, r := range append(d.devices(c),
 				request{pathLogger, &logger{Level: levelOfMessages, ShowLevel: true}},
 				request{pathActions, &action{actionStart}},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/internal/bootfiles"
 	"github.com/bouvet-run/bouvet/internal/cgroup"
+	"github.com/bouvet-run/bouvet/internal/disk"
 	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/internal/rundir"
@@ -47,6 +48,7 @@ type Driver struct {
 	format     string // of snapshots
 	kernel     kernel.Kernel
 	initramfs  string
+	disks      disk.Maker
 	log        *slog.Logger
 	guardEvery time.Duration
 }
@@ -79,7 +81,8 @@ func newDriver(o Options) (*Driver, error) {
 			Driver: Name, Base: filepath.Join(o.StateDir, "machines"),
 			Cgroups: cgroup.Find(o.CgroupParent), Mark: apiSocket,
 		},
-		exe: o.Exe, kernel: o.Kernel, log: o.Log, guardEvery: guardInterval,
+		disks: disk.Maker{Dir: filepath.Join(o.StateDir, "disks")},
+		exe:   o.Exe, kernel: o.Kernel, log: o.Log, guardEvery: guardInterval,
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -214,6 +217,7 @@ func (d *Driver) Features() vm.Features {
 		Snapshot:    d.version.pauses(),
 		// Firecracker resets the guest's vsock whenever it saves a machine.
 		SnapshotResets: true,
+		Disk:           true,
 		Detached:       true,
 	}
 }
@@ -228,8 +232,14 @@ func (d *Driver) Create(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	if err := check(&c); err != nil {
 		return nil, err
 	}
-	files := []file{{d.kernel.ImagePath(), jailKernel}, {d.initramfs, jailInitramfs}, {c.Image, jailImage}}
-	return d.make(ctx, &c, files, d.boot)
+	p := &plan{
+		files: []file{{d.kernel.ImagePath(), jailKernel}, {d.initramfs, jailInitramfs}, {c.Image, jailImage}},
+		begin: d.boot,
+	}
+	if c.DiskMiB > 0 {
+		p.disk = func(ctx context.Context, path string) (*os.File, error) { return d.disks.New(ctx, path, c.DiskMiB) }
+	}
+	return d.make(ctx, &c, p)
 }
 
 // check refuses what cannot be.
@@ -242,8 +252,6 @@ func check(c *vm.Config) error {
 		return fmt.Errorf("%w: memory of %d MiB: a guest's own kernel needs at least %d", vm.ErrInvalidConfig, c.MemoryMiB, MinMemoryMiB)
 	case c.VCPUs > MaxVCPUs:
 		return fmt.Errorf("%w: %d vCPUs are more than Firecracker's %d", vm.ErrInvalidConfig, c.VCPUs, MaxVCPUs)
-	case c.DiskMiB != 0:
-		return fmt.Errorf("a writable layer on disk: %w", vm.ErrUnsupported)
 	}
 	return nil
 }
@@ -251,12 +259,21 @@ func check(c *vm.Config) error {
 // A file of the host is to be seen in a jail under that name.
 type file struct{ path, name string }
 
-// make makes a machine that sees the files, and whose guest begin starts.
-func (d *Driver) make(ctx context.Context, c *vm.Config, files []file, begin func(ctx context.Context, m *machine) error) (vm.Machine, error) {
-	return d.keeper.Make(ctx, c, func(dir *rundir.Dir) (vm.Machine, error) { return d.build(ctx, c, files, begin, dir) })
+// A plan is what a machine is made of.
+type plan struct {
+	// files are what it sees.
+	files []file
+	// disk makes the disk of its writable layer at path, unless that is in its memory.
+	disk func(ctx context.Context, path string) (*os.File, error)
+	// begin starts its guest.
+	begin func(ctx context.Context, m *machine) error
 }
 
-func (d *Driver) build(ctx context.Context, c *vm.Config, files []file, begin func(ctx context.Context, m *machine) error, dir *rundir.Dir) (_ vm.Machine, err error) {
+func (d *Driver) make(ctx context.Context, c *vm.Config, p *plan) (vm.Machine, error) {
+	return d.keeper.Make(ctx, c, func(dir *rundir.Dir) (vm.Machine, error) { return d.build(ctx, c, p, dir) })
+}
+
+func (d *Driver) build(ctx context.Context, c *vm.Config, p *plan, dir *rundir.Dir) (_ vm.Machine, err error) {
 	limits := cgroup.Limits{MemoryBytes: int64(c.MemoryMiB+overheadMiB) << 20, CPUs: c.VCPUs, PIDs: pidsMax}
 	if err := d.keeper.Cgroups.Create(c.ID, limits); err != nil {
 		return nil, err
@@ -266,13 +283,9 @@ func (d *Driver) build(ctx context.Context, c *vm.Config, files []file, begin fu
 		return nil, err
 	}
 	o := &orders{Command: d.jailer(j)}
-	for _, f := range files {
-		b, err := j.bind(f.path, f.name)
-		if err != nil {
-			j.close()
-			return nil, err
-		}
-		o.Binds = append(o.Binds, b)
+	if o.Binds, err = j.binds(ctx, p, dir.Join(diskFile)); err != nil {
+		j.close()
+		return nil, err
 	}
 	m, err := d.newMachine(ctx, c, j, dir)
 	if err != nil {
@@ -286,7 +299,7 @@ func (d *Driver) build(ctx context.Context, c *vm.Config, files []file, begin fu
 			j.close()
 		}
 	}()
-	if err := d.release(ctx, m, o, begin); err != nil {
+	if err := d.release(ctx, m, o, p.begin); err != nil {
 		return nil, err
 	}
 	main, err := rundir.Identify(m.process.cmd.Process.Pid)

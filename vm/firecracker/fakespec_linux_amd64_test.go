@@ -54,7 +54,8 @@ var fakeEndpoints = map[string]*fakeEndpoint{
 		beforeStart,
 		fields{"kernel_image_path": "string!", "initrd_path": "string", "boot_args": "string"},
 		func(v *fakeVMM, _ string, f map[string]any) error {
-			if args, _ := f["boot_args"].(string); len(args) > 2048 || strings.Contains(args, "\n") {
+			v.args, _ = f["boot_args"].(string)
+			if len(v.args) > 2048 || strings.Contains(v.args, "\n") {
 				return refusef("The kernel command line is invalid")
 			}
 			if err := v.readable(f["kernel_image_path"], os.O_RDONLY); err != nil {
@@ -66,16 +67,7 @@ var fakeEndpoints = map[string]*fakeEndpoint{
 	"PUT /drives/{drive_id}": {
 		beforeStart,
 		fields{"drive_id": "string!", "is_root_device": "bool!", "path_on_host": "string", "is_read_only": "bool", "cache_type": "string Unsafe Writeback", "io_engine": "string Sync Async", "partuuid": "string", "rate_limiter": "limiter", "socket": "string"},
-		func(v *fakeVMM, path string, f map[string]any) error {
-			if f["drive_id"] != strings.TrimPrefix(path, "/drives/") {
-				return refusef("The id from the path [%s] does not match the id from the body [%v]!", path, f["drive_id"])
-			}
-			flags := os.O_RDWR
-			if f["is_read_only"] == true {
-				flags = os.O_RDONLY
-			}
-			return v.readable(f["path_on_host"], flags)
-		},
+		func(v *fakeVMM, path string, f map[string]any) error { return v.attachDrive(path, f) },
 	},
 	"PUT /vsock": {
 		beforeStart,

@@ -39,6 +39,8 @@ type fakeVMM struct {
 	state      string // of the machine
 	configured map[string]bool
 	memoryMiB  float64
+	args       string
+	drives     []fakeDrive
 	vsock      string
 	guest      *fakeGuest
 }
@@ -278,11 +280,17 @@ func (v *fakeVMM) boot() error {
 	if !v.configured["/boot-source"] {
 		return refusef("Cannot start microvm without kernel configuration.")
 	}
+	if err := v.bootDrives(); err != nil {
+		return err
+	}
 	return v.run("Running")
 }
 
 func (v *fakeVMM) run(state string) error {
 	v.state = state
+	if err := v.countLifetime(); err != nil {
+		return err
+	}
 	if v.guest != nil {
 		v.guest.start()
 	}
@@ -323,13 +331,14 @@ type fakeState struct {
 	Format    string
 	Vsock     string
 	MemoryMiB float64
+	Drives    []fakeDrive
 }
 
 func (v *fakeVMM) save(statePath, memoryPath string) error {
 	if v.state != "Paused" {
 		return refusef("Cannot save the Vmm state: NotPaused")
 	}
-	data, err := json.Marshal(fakeState{fakeFormat, v.vsock, v.memoryMiB})
+	data, err := json.Marshal(fakeState{fakeFormat, v.vsock, v.memoryMiB, v.drives})
 	if err != nil {
 		return err
 	}
@@ -379,6 +388,9 @@ func (v *fakeVMM) load(f map[string]any) error {
 	defer func() { _ = memory.Close() }()
 	if info, err := memory.Stat(); err != nil || info.Size() != int64(s.MemoryMiB)<<20 {
 		return refusef("Memory size mismatch, %v", err)
+	}
+	if err := v.restoreDrives(s.Drives); err != nil {
+		return err
 	}
 	if err := v.attach(s.Vsock); err != nil {
 		return err

@@ -44,6 +44,7 @@ func TestDoesNotStart(t *testing.T) {
 		{"hangs", pathActions, "deadline", 800 * time.Millisecond},
 		{"exits", pathVersion, "I have had enough", 0},
 		{"exits", pathDrives + jailImage, "I have had enough", 0},
+		{"refuses", pathDrives + jailDisk, "this is not to be", 0},
 		{"exits", pathActions, "I have had enough", 0},
 		{"seccomp", pathActions, "filter of system calls", 0},
 		{"signal", pathEntropy, "signal 9", 0},
@@ -51,6 +52,7 @@ func TestDoesNotStart(t *testing.T) {
 		t.Run(tt.fault+" "+strings.ReplaceAll(tt.at, "/", " "), func(t *testing.T) {
 			o := fakeOptions(t, fakeSetup{Fault: tt.fault, At: tt.at})
 			c := testConfig(t, fakeImage(t))
+			c.DiskMiB = vm.MinDiskMiB
 			scoped(t, &o)
 			d := testDriver(t, o)
 			ctx := testContext(t)
@@ -115,7 +117,7 @@ func TestCreateRefused(t *testing.T) {
 	o := fakeOptions(t, fakeSetup{})
 	image := fakeImage(t)
 	secret := filepath.Join(t.TempDir(), "image")
-	if err := os.WriteFile(secret, []byte("image"), 0o600); err != nil {
+	if err := os.WriteFile(secret, make([]byte, sectorSize), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	scoped(t, &o)
@@ -131,7 +133,7 @@ func TestCreateRefused(t *testing.T) {
 		{"image is secret", func(c *vm.Config) { c.Image = secret }, "chmod a+r", vm.ErrInvalidConfig},
 		{"little memory", func(c *vm.Config) { c.MemoryMiB = MinMemoryMiB - 1 }, "at least", vm.ErrInvalidConfig},
 		{"many processors", func(c *vm.Config) { c.VCPUs = MaxVCPUs + 1 }, "vCPUs", vm.ErrInvalidConfig},
-		{"a disk", func(c *vm.Config) { c.DiskMiB = vm.MinDiskMiB }, "disk", vm.ErrUnsupported},
+		{"a tiny disk", func(c *vm.Config) { c.DiskMiB = vm.MinDiskMiB - 1 }, "disk", vm.ErrInvalidConfig},
 	} {
 		c := testConfig(t, image)
 		tt.spoil(&c)

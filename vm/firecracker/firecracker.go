@@ -4,9 +4,9 @@
 // The jail is made by Firecracker's jailer: an empty root directory, a user for each
 // machine, its own mount, network and process namespaces, with limits that we set
 // before anything runs in it. The root file system is an EROFS image on a read-only
-// disk; the agent is the first process, from an initramfs, and listens on vsock. The
-// only other ways out are the serial console, of which the end is kept, and
-// Firecracker's messages.
+// disk, under a writable layer in the guest's memory or on a disk of its own. The agent
+// is the first process, from an initramfs, and listens on vsock. The only other ways
+// out are the serial console, of which the end is kept, and Firecracker's messages.
 //
 // Machines need root, KVM, and a release of Firecracker that Check accepts.
 package firecracker
@@ -42,8 +42,8 @@ const (
 
 // Options configures a Driver.
 type Options struct {
-	// StateDir is where machines are recorded, under machines/. It must belong to
-	// root, as must every directory above it, and not be writable for others.
+	// StateDir is where machines are recorded, under machines/, with their disks. It must
+	// belong to root, as must every directory above it, and not be writable for others.
 	// Required.
 	StateDir string
 	// Agent is the guest's agent, a static program for Linux. Required.

@@ -23,6 +23,7 @@ const (
 	jailKernel    = "kernel"
 	jailInitramfs = "initramfs"
 	jailImage     = "image"
+	jailDisk      = "disk"
 	jailConsole   = "console"
 	jailVsock     = "v.sock"
 	jailState     = "state"
@@ -175,13 +176,47 @@ func (j *jail) dialAPI(ctx context.Context) (conn net.Conn, err error) {
 
 func (j *jail) close() { _ = j.root.Close() }
 
-// A bind is a file of the host that is mounted read-only in a jail.
+// A bind is a file of the host that is mounted in a jail.
 type bind struct {
 	From string `json:"from"`
 	To   string `json:"to"`
+	// Writable says that the machine's user may write to it.
+	Writable bool `json:"writable,omitempty"`
 	// Dev and Inode are those of the file that was checked.
 	Dev   uint64 `json:"dev"`
 	Inode uint64 `json:"inode"`
+}
+
+// binds prepares the mounts of what p names, and of its disk, which it makes at path.
+func (j *jail) binds(ctx context.Context, p *plan, path string) ([]bind, error) {
+	var all []bind
+	for _, f := range p.files {
+		b, err := j.bind(f.path, f.name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, b)
+	}
+	if p.disk == nil {
+		return all, nil
+	}
+	b, err := j.bindDisk(ctx, p, path)
+	return append(all, b), err
+}
+
+// bindDisk makes the disk of p at path, for the jail's user to write to. It lies
+// outside the jail: there, he could put another in its place.
+func (j *jail) bindDisk(ctx context.Context, p *plan, path string) (bind, error) {
+	f, err := p.disk(ctx, path)
+	if err != nil {
+		return bind{}, err
+	}
+	defer func() { _ = f.Close() }()
+	var st unix.Stat_t
+	if err := errors.Join(f.Chown(int(j.user), int(j.user)), unix.Fstat(int(f.Fd()), &st)); err != nil {
+		return bind{}, fmt.Errorf("cannot prepare disk: %w", err)
+	}
+	return bind{From: path, To: filepath.Join(j.path, jailDisk), Writable: true, Dev: st.Dev, Inode: st.Ino}, j.place(jailDisk)
 }
 
 // bind prepares the mount of the file at path under that name.

@@ -56,6 +56,8 @@ type drive struct {
 	Path     string `json:"path_on_host"`
 	Root     bool   `json:"is_root_device"`
 	ReadOnly bool   `json:"is_read_only"`
+	Cache    string `json:"cache_type"`
+	Engine   string `json:"io_engine"`
 }
 
 type vsockDevice struct {
@@ -91,13 +93,15 @@ type vmState struct {
 	State string `json:"state"`
 }
 
-// States and actions.
+// What some fields say.
 const (
 	statePaused     = "Paused"
 	stateResumed    = "Resumed"
 	actionStart     = "InstanceStart"
 	snapshotFull    = "Full"
 	memoryFromFile  = "File"
+	cacheUnsafe     = "Unsafe"
+	engineSync      = "Sync"
 	levelOfMessages = "Warning"
 )
 

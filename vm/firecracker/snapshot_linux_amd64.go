@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +22,8 @@ const saveTimeout = 5 * time.Minute
 const (
 	stateFile  = "state"
 	memoryFile = "memory"
+	// diskFile is also the name of the disk in a machine's directory.
+	diskFile = "disk"
 )
 
 // Pause implements vm.Machine.
@@ -110,7 +111,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) (err error) {
 			err = errors.Join(fmt.Errorf("cannot save machine %s: %w", m.ID(), err), snapshot.Clear(dir))
 		}
 	}()
-	if err := m.save(ctx); err != nil {
+	if err := m.save(ctx, dir); err != nil {
 		return err
 	}
 	for from, to := range map[string]string{jailSavedState: stateFile, jailSavedMemory: memoryFile} {
@@ -118,15 +119,19 @@ func (m *machine) Snapshot(ctx context.Context, dir string) (err error) {
 			return err
 		}
 	}
-	if err := snapshot.Write(ctx, dir, *manifest, stateFile, memoryFile); err != nil {
+	names := []string{stateFile, memoryFile}
+	if m.config.DiskMiB > 0 {
+		names = append(names, diskFile)
+	}
+	if err := snapshot.Write(ctx, dir, *manifest, names...); err != nil {
 		return err
 	}
 	return errors.Join(share(filepath.Join(dir, stateFile)), share(filepath.Join(dir, memoryFile)))
 }
 
-// save has Firecracker write the machine into the jail, while the guest stands still.
-// It cannot be told to stop in the middle.
-func (m *machine) save(ctx context.Context) (err error) {
+// save has Firecracker write the machine into the jail, and copies its disk to dir,
+// while the guest stands still. Firecracker cannot be told to stop in the middle.
+func (m *machine) save(ctx context.Context, dir string) (err error) {
 	if !m.paused {
 		if err := m.set(ctx, true); err != nil {
 			return err
@@ -139,7 +144,31 @@ func (m *machine) save(ctx context.Context) (err error) {
 	if err != nil {
 		return m.explain(err)
 	}
+	if m.config.DiskMiB > 0 {
+		if err := m.saveDisk(ctx, filepath.Join(dir, diskFile)); err != nil {
+			return fmt.Errorf("cannot copy disk: %w", err)
+		}
+	}
 	return context.Cause(ctx)
+}
+
+// saveDisk copies the machine's disk to a new file.
+func (m *machine) saveDisk(ctx context.Context, to string) error {
+	src, err := os.OpenFile(m.Dir().Join(diskFile), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	return copyTo(ctx, to, src)
+}
+
+// copyTo copies a file to a new one.
+func copyTo(ctx context.Context, to string, src *os.File) error {
+	dst, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(snapshot.CopySparse(ctx, dst, src), dst.Close())
 }
 
 // copyOut copies what Firecracker wrote, and may still hold open.
@@ -149,11 +178,7 @@ func (j *jail) copyOut(ctx context.Context, name, to string) error {
 		return err
 	}
 	defer func() { _ = src.Close() }()
-	dst, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	return errors.Join(snapshot.CopySparse(ctx, dst, src), dst.Close())
+	return copyTo(ctx, to, src)
 }
 
 // share lets the users of clones read a file of a snapshot, if it is handed to them:
@@ -186,50 +211,4 @@ func (d *Driver) manifest(ctx context.Context, c *vm.Config) (*snapshot.Manifest
 	m.Image = digest
 	m.Kernel = d.kernel.Digest + " " + filepath.Base(d.initramfs)
 	return &m, nil
-}
-
-// Restore implements vm.Driver.
-func (d *Driver) Restore(ctx context.Context, c vm.Config, dir string) (vm.Machine, error) {
-	if err := check(&c); err != nil {
-		return nil, err
-	}
-	if !d.version.pauses() {
-		return nil, fmt.Errorf("%w: machines of Firecracker %v do not survive being saved; install %v or a later one", vm.ErrUnsupported, d.version, vsockSettles)
-	}
-	have, err := snapshot.Open(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	here, err := d.manifest(ctx, &c)
-	if err != nil {
-		return nil, err
-	}
-	if err := have.Match(here); err != nil {
-		return nil, err
-	}
-	c.ImageDigest = here.Image
-	files := []file{{c.Image, jailImage}}
-	for name, in := range map[string]string{stateFile: jailState, memoryFile: jailMemory} {
-		path := filepath.Join(dir, name)
-		if !slices.ContainsFunc(have.Files, func(f snapshot.File) bool { return f.Name == name }) {
-			return nil, fmt.Errorf("%w: it has no file %s", vm.ErrBadSnapshot, name)
-		}
-		if _, err := inspect(path); err != nil {
-			return nil, fmt.Errorf("%w: %w", vm.ErrBadSnapshot, err)
-		}
-		files = append(files, file{path, in})
-	}
-	return d.make(ctx, &c, files, d.load)
-}
-
-// load starts a guest from a snapshot. Its paths are those in the jail, which are the
-// same in every one, so that nothing of it has to be overridden.
-func (d *Driver) load(ctx context.Context, m *machine) error {
-	serial := d.serial()
-	if err := m.api.put(ctx, serial.path, serial.body); err != nil {
-		return err
-	}
-	return m.api.call(ctx, saveTimeout, http.MethodPut, pathSnapshotLoad, &snapshotLoad{
-		State: "/" + jailState, Memory: memoryBackend{Type: memoryFromFile, Path: "/" + jailMemory}, Resume: true,
-	}, nil)
 }

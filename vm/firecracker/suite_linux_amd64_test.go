@@ -141,7 +141,7 @@ func testContext(t testing.TB) context.Context {
 func fakeImage(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
-	write(t, path, "image")
+	write(t, path, strings.Repeat("\x00", sectorSize))
 	return path
 }
 

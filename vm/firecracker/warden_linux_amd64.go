@@ -115,5 +115,9 @@ func (b *bind) mount() error {
 	if st.Dev != b.Dev || st.Ino != b.Inode {
 		return errors.New("it was replaced by another")
 	}
-	return unix.Mount("", b.To, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	if !b.Writable {
+		flags |= unix.MS_RDONLY
+	}
+	return unix.Mount("", b.To, "", flags, "")
 }
