@@ -29,6 +29,17 @@ scripts_checked() {
   shellcheck .ci/run scripts/*.sh
 }
 
+# Packages that have files for other platforms must build there. (The rest is for Linux.)
+others() {
+  local platform packages
+  mapfile -t packages < <(git grep -l '^//go:build !linux' -- '*_other.go' | xargs -rn1 dirname | sort -u)
+  [ ${#packages[@]} -gt 0 ] || { echo 'there is none: what is this checkout?'; return 1; }
+  for platform in linux/arm64 darwin/arm64; do
+    GOOS=${platform%/*} GOARCH=${platform#*/} CGO_ENABLED=0 "$go" build "${packages[@]/#/./}" ||
+      { echo "does not build for $platform"; return 1; }
+  done
+}
+
 vulnerabilities() {
   local output status=0
   output=$(tool govulncheck ./... 2>&1) || status=$?
@@ -42,6 +53,7 @@ vulnerabilities() {
 
 check 'go vet' "$go" vet ./...
 check 'gofmt' formatted
+check 'other platforms' others
 check 'go mod tidy' tidy
 check 'rules of the house' "$go" test -count=1 ./internal/house
 check 'golangci-lint' tool golangci-lint run --allow-parallel-runners ./...
