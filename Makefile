@@ -61,8 +61,8 @@ minikernel: build ## build the small guest kernel, with which QEMU's machines st
 	@bin/bouvet kernel build
 
 .PHONY: soak
-soak: kernel ## start BOUVET_SOAK (200) machines of QEMU in a row with each kernel, and 100 in tens
-	@BOUVET_SOAK=$${BOUVET_SOAK:-200} CGO_ENABLED=0 $(GO) test -v -count 1 -run '^TestSoak' -timeout 2h ./vm/qemu
+soak: image kernel ## half of BOUVET_SOAK (200) machines of each driver in a row, half in tens; QEMU's all with each kernel too
+	@BOUVET_SOAK=$${BOUVET_SOAK:-200} CGO_ENABLED=0 $(GO) test -v -count 1 -p 1 -run '^Test(Real)?Soak' -timeout 2h ./vm/gvisor ./vm/firecracker ./vm/qemu
 
 .PHONY: e2e-firecracker
 e2e-firecracker: image kernel ## run the tests of FIRECRACKER=/path [JAILER=/path], or else QEMU's with KVM, in an emulated machine that has KVM

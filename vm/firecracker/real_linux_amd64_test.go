@@ -58,9 +58,15 @@ func realOptions(t testing.TB) Options {
 }
 
 // The contract of package vm, with the real Firecracker.
-func TestRealConformance(t *testing.T) {
+func TestRealConformance(t *testing.T) { vmtest.TestDriver(t, realSubject(t)) }
+
+// Machines of the real Firecracker come and go and leave nothing.
+func TestRealSoak(t *testing.T) { vmtest.TestSoak(t, realSubject(t), 5) }
+
+func realSubject(t *testing.T) vmtest.Subject {
+	t.Helper()
 	o := realOptions(t)
-	vmtest.TestDriver(t, vmtest.Subject{
+	return vmtest.Subject{
 		New:   func(t testing.TB) vm.Driver { return testDriver(t, o) },
 		Image: imagetest.Default(t),
 		Kill: func(t testing.TB, m vm.Machine) {
@@ -72,7 +78,7 @@ func TestRealConformance(t *testing.T) {
 		},
 		CPUTime: cpuTime,
 		Scope:   testutil.Scope{Dirs: []string{filepath.Join(o.StateDir, "machines")}, Cgroups: []string{testParent}},
-	})
+	}
 }
 
 // cpuTime is what Firecracker has used.

@@ -171,10 +171,16 @@ func firecrackers(t testing.TB, m vm.Machine) []int {
 
 // The contract of package vm, with the real agent behind a strict fake. The machine
 // dies in turn with Firecracker and with the warden (threat T26).
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { vmtest.TestDriver(t, fakeSubject(t)) }
+
+// Machines come and go and leave nothing.
+func TestSoak(t *testing.T) { vmtest.TestSoak(t, fakeSubject(t), 100) }
+
+func fakeSubject(t *testing.T) vmtest.Subject {
+	t.Helper()
 	o := fakeOptions(t, fakeSetup{})
 	kills := 0
-	vmtest.TestDriver(t, vmtest.Subject{
+	return vmtest.Subject{
 		New:   func(t testing.TB) vm.Driver { return fakeDriver{testDriver(t, o)} },
 		Image: fakeImage(t),
 		Kill: func(t testing.TB, m vm.Machine) {
@@ -188,7 +194,7 @@ func TestConformance(t *testing.T) {
 			}
 		},
 		Scope: testutil.Scope{Dirs: []string{filepath.Join(o.StateDir, "machines")}, Cgroups: []string{testParent}},
-	})
+	}
 }
 
 // gone fails unless there is nothing left of any machine of d.

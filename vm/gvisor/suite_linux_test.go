@@ -22,14 +22,20 @@ import (
 )
 
 // The contract of package vm, with the real agent on the default image.
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { vmtest.TestDriver(t, subject(t)) }
+
+// Machines come and go and leave nothing.
+func TestSoak(t *testing.T) { vmtest.TestSoak(t, subject(t), 50) }
+
+func subject(t *testing.T) vmtest.Subject {
+	t.Helper()
 	state := t.TempDir()
 	machines := filepath.Join(state, "machines")
 	if err := os.Mkdir(machines, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	agent := realAgent(t)
-	vmtest.TestDriver(t, vmtest.Subject{
+	return vmtest.Subject{
 		New: func(t testing.TB) vm.Driver {
 			d, err := New(Options{StateDir: state, AgentImage: agent, Exe: helperExe(t), CgroupParent: testParent})
 			if err != nil {
@@ -45,7 +51,7 @@ func TestConformance(t *testing.T) {
 		},
 		CPUTime: cpuTime,
 		Scope:   testutil.Scope{Dirs: []string{machines}, Cgroups: []string{testParent}},
-	})
+	}
 }
 
 // cpuTime reads what the machine's cgroup has used.

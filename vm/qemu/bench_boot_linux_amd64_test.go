@@ -15,6 +15,7 @@ import (
 	"github.com/bouvet-run/bouvet/image/imagetest"
 	"github.com/bouvet-run/bouvet/internal/bootfiles"
 	"github.com/bouvet-run/bouvet/vm"
+	"github.com/bouvet-run/bouvet/vm/vmtest"
 )
 
 // rounds is how often each side of a comparison is timed.
@@ -51,7 +52,7 @@ func BenchmarkBootBare(b *testing.B) {
 		var ours, bare []time.Duration
 		for i := range rounds {
 			c.ID = fmt.Sprintf("bench-boot-%04d", i)
-			took, err := bootAndPing(b, d, c)
+			took, err := vmtest.Cycle(d, c)
 			if err != nil {
 				b.Fatal(err)
 			}

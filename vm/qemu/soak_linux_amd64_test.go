@@ -3,11 +3,7 @@ package qemu
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,40 +12,8 @@ import (
 	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/internal/testutil"
-	"github.com/bouvet-run/bouvet/vm"
+	"github.com/bouvet-run/bouvet/vm/vmtest"
 )
-
-// soakBoots is how many machines are started in a row: $BOUVET_SOAK, which make soak
-// sets, or a handful.
-func soakBoots(t *testing.T) int {
-	t.Helper()
-	text := os.Getenv("BOUVET_SOAK")
-	if text == "" {
-		return 3
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("BOUVET_SOAK is %q, want a number", text)
-	}
-	return n
-}
-
-// bootAndPing makes a machine, waits for the agent's answer, and destroys it.
-func bootAndPing(t testing.TB, d *Driver, c vm.Config) (time.Duration, error) {
-	begin := time.Now()
-	m, err := d.Create(testContext(t), c)
-	if err != nil {
-		return 0, err
-	}
-	client, err := bouvet.Connect(testContext(t), m, &bouvet.ClientOptions{ConnectTimeout: time.Minute})
-	took := time.Since(begin)
-	if err != nil {
-		err = fmt.Errorf("%w; console: %.2000q", err, m.Console())
-	} else {
-		err = client.Close()
-	}
-	return took, errors.Join(err, m.Destroy(testContext(t), 0))
-}
 
 // T06: no boot hangs, with any of this host's kernels, with one processor and with
 // two.
@@ -73,11 +37,11 @@ func TestSoakBoots(t *testing.T) {
 			o.Kernel = k
 			d := testDriver(t, o)
 			testutil.Ledger(t, testutil.Scope{Cgroups: []string{testParent}})
-			c, n := testConfig(t), soakBoots(t)
+			c, n := testConfig(t), vmtest.SoakCount(t, 3)
 			var all []time.Duration
 			for i := range n {
 				c.ID, c.VCPUs = fmt.Sprintf("soak-boot-%04d", i), 1+i%2
-				took, err := bootAndPing(t, d, c)
+				took, err := vmtest.Cycle(d, c)
 				if err != nil {
 					t.Fatalf("boot %d of %d: %v", i+1, n, err)
 				}
@@ -87,36 +51,6 @@ func TestSoakBoots(t *testing.T) {
 			t.Logf("%d boots: fastest %v, median %v, slowest %v", n, all[0], all[len(all)/2], all[len(all)-1])
 		})
 	}
-}
-
-// A hundred machines (a fifth of BOUVET_SOAK's, at least one ten), ten at once, come
-// and go and leave nothing.
-func TestSoakTens(t *testing.T) {
-	state := t.TempDir()
-	machines := filepath.Join(state, "machines")
-	if err := os.Mkdir(machines, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	d := testDriver(t, testOptions(t, state))
-	testutil.Ledger(t, testutil.Scope{Cgroups: []string{testParent}, Dirs: []string{machines}})
-	rounds := max(1, soakBoots(t)/20)
-	for round := range rounds {
-		var all sync.WaitGroup
-		for i := range 10 {
-			c := testConfig(t)
-			c.ID = fmt.Sprintf("soak-tens-%03d-%02d", round, i)
-			all.Go(func() {
-				if _, err := bootAndPing(t, d, c); err != nil {
-					t.Errorf("%s: %v", c.ID, err)
-				}
-			})
-		}
-		all.Wait()
-		if t.Failed() {
-			return
-		}
-	}
-	t.Logf("%d machines, ten at once", rounds*10)
 }
 
 // T06: a kernel that never boots, and one that runs an init which is not ours, are

@@ -108,14 +108,20 @@ func testContext(t testing.TB) context.Context {
 }
 
 // The contract of package vm, with the real agent on the default image.
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { vmtest.TestDriver(t, subject(t)) }
+
+// Machines come and go and leave nothing.
+func TestSoak(t *testing.T) { vmtest.TestSoak(t, subject(t), 3) }
+
+func subject(t *testing.T) vmtest.Subject {
+	t.Helper()
 	state := t.TempDir()
 	machines := filepath.Join(state, "machines")
 	if err := os.Mkdir(machines, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	o := testOptions(t, state)
-	vmtest.TestDriver(t, vmtest.Subject{
+	return vmtest.Subject{
 		New:   func(t testing.TB) vm.Driver { return testDriver(t, o) },
 		Image: imagetest.Default(t),
 		Kill: func(t testing.TB, m vm.Machine) {
@@ -125,7 +131,7 @@ func TestConformance(t *testing.T) {
 		},
 		CPUTime: cpuTime,
 		Scope:   testutil.Scope{Dirs: []string{machines}, Cgroups: []string{testParent}},
-	})
+	}
 }
 
 // cpuTime is what QEMU has used.
