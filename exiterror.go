@@ -15,6 +15,12 @@ type ExitError struct {
 	Signal syscall.Signal
 	// TimedOut means that Cmd.Timeout struck. The error then matches ErrTimedOut.
 	TimedOut bool
+	// OOMKilled means that the guest's kernel ended the command because memory ran out:
+	// the command itself or, where a shell says with the code 137 that SIGKILL ended
+	// one of its own, some process since its start. Only a guest with a kernel of its own
+	// (QEMU, Firecracker) tells; where all of a sandbox ends for it (gVisor), calls fail
+	// with vm.ErrOutOfMemory.
+	OOMKilled bool
 	// Message is the agent's own text about the end, at most 4 KiB and otherwise
 	// as it came; often empty.
 	Message string
@@ -23,6 +29,13 @@ type ExitError struct {
 }
 
 func (e *ExitError) Error() string {
+	if e.OOMKilled {
+		return e.end() + " (out of memory)"
+	}
+	return e.end()
+}
+
+func (e *ExitError) end() string {
 	switch {
 	case e.TimedOut && e.Message == "":
 		return "command timed out"

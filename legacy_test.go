@@ -43,6 +43,7 @@ func TestLegacyExec(t *testing.T) {
 		{"L18 spawn failure", request + `> {"exit_code":1,"error":"fork/exec /no: no such file or directory"}`, "", "", &bouvet.ExitError{Code: 1, Message: "fork/exec /no: no such file or directory"}, nil},
 		{"2.9 spawn failure, typed", request + `> {"type":"stderr","data":"eAo="}` + "\n" + `> {"type":"exit","exit_code":1,"error":"x"}`, "", "x\n", &bouvet.ExitError{Code: 1, Message: "x"}, nil},
 		{"2.10 killed", request + `> {"type":"exit","exit_code":-1}`, "", "", &bouvet.ExitError{Code: -1}, nil},
+		{"T02 killed for memory", request + `> {"type":"exit","exit_code":-1,"error":"signal: killed","signal":9,"oom_killed":true}`, "", "", &bouvet.ExitError{Code: -1, Signal: syscall.SIGKILL, OOMKilled: true, Message: "signal: killed"}, nil},
 		{"glued", request + `>> {"type":"stdout","data":"aGk="}\n{"type":"exit"}\n{"type":"exit","exit_code":9}`, "hi", "", nil, nil},
 		{"neither type nor exit code", request + `> {}`, "", "", nil, bouvet.ErrJSON},
 		{"2.9 rule 1 unknown type", request + `> {"type":"heartbeat"}`, "", "", nil, bouvet.ErrJSON},

@@ -179,10 +179,10 @@ func exitOf(f wire.StreamFrame) error {
 	if f.Signal < 0 || f.Signal > maxSignal {
 		return &JSONError{fmt.Errorf("command ended by signal %d", f.Signal)}
 	}
-	if f.ExitCode == 0 && f.Error == "" && f.Signal == 0 && !f.TimedOut {
+	if f.ExitCode == 0 && f.Error == "" && f.Signal == 0 && !f.TimedOut && !f.OOMKilled {
 		return nil
 	}
-	return &ExitError{Code: int(f.ExitCode), Signal: syscall.Signal(f.Signal), TimedOut: f.TimedOut, Message: capText(f.Error)}
+	return &ExitError{Code: int(f.ExitCode), Signal: syscall.Signal(f.Signal), TimedOut: f.TimedOut, OOMKilled: f.OOMKilled, Message: capText(f.Error)}
 }
 
 // lineSource reads frames as lines. A line that has begun must end within stall;

@@ -147,7 +147,7 @@ func (x *execSession) sayExit() {
 		}
 	}
 	if x.req.Started {
-		f.Signal, f.TimedOut = st.Signal, st.TimedOut
+		f.Signal, f.TimedOut, f.OOMKilled = st.Signal, st.TimedOut, st.OOMKilled
 	}
 	x.log.Debug("exec ended", slog.Int("pid", x.p.PID()), slog.Int("exit_code", int(f.ExitCode)), slog.String("error", f.Error))
 	_ = x.out.frame(f)

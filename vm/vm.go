@@ -33,6 +33,9 @@ const (
 var (
 	// ErrGone means that the machine has ended: killed, crashed or destroyed.
 	ErrGone = errors.New("machine is gone")
+	// ErrOutOfMemory means that the machine has ended because it took more memory than
+	// the host lets it have. It comes with ErrGone.
+	ErrOutOfMemory = errors.New("machine ran out of memory")
 	// ErrUnsupported means that this driver, or this host, cannot do what was asked.
 	ErrUnsupported = errors.New("not supported")
 	// ErrExists means that a machine with this ID already exists.

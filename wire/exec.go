@@ -54,8 +54,8 @@ type ExecRequest struct {
 	// Cols and Rows are the terminal's first size; 80x24 when 0.
 	Cols uint16 `json:"cols,omitempty"`
 	Rows uint16 `json:"rows,omitempty"`
-	// Started asks for a started frame before any output and for the signal and
-	// timed_out fields of the exit frame.
+	// Started asks for a started frame before any output and for the signal,
+	// timed_out and oom_killed fields of the exit frame.
 	Started bool `json:"started,omitempty"`
 	// Framing "binary" asks for binary frames.
 	Framing string `json:"framing,omitempty"`
@@ -92,10 +92,12 @@ type StreamFrame struct {
 	ExitCode int32  `json:"exit_code,omitempty"`
 	Error    string `json:"error,omitempty"`
 
-	// Signal and TimedOut belong to exit, when Started was asked for: the signal
-	// that ended the command, and whether that was for its timeout.
-	Signal   int  `json:"signal,omitempty"`
-	TimedOut bool `json:"timed_out,omitempty"`
+	// Signal, TimedOut and OOMKilled belong to exit, when Started was asked for: the
+	// signal that ended the command, and whether that was for its timeout, or because
+	// the guest's memory ran out.
+	Signal    int  `json:"signal,omitempty"`
+	TimedOut  bool `json:"timed_out,omitempty"`
+	OOMKilled bool `json:"oom_killed,omitempty"`
 	// PID and ID belong to started. Offset is where the output that follows
 	// begins, in bytes since the process started.
 	PID    int    `json:"pid,omitempty"`
@@ -111,6 +113,7 @@ type exitFrame struct {
 	Error    string `json:"error"`
 	Signal   int    `json:"signal,omitempty"`
 	TimedOut bool   `json:"timed_out,omitempty"`
+	OOM      bool   `json:"oom_killed,omitempty"`
 }
 
 // AppendDataFrame appends one line: a frame of type typ (stdin, stdout or stderr)
@@ -126,7 +129,7 @@ func AppendDataFrame(dst []byte, typ string, data []byte) []byte {
 // MarshalJSON implements json.Marshaler.
 func (f StreamFrame) MarshalJSON() ([]byte, error) {
 	if f.Type == FrameTypeExit {
-		return json.Marshal(exitFrame{f.Type, f.ExitCode, f.Error, f.Signal, f.TimedOut})
+		return json.Marshal(exitFrame{f.Type, f.ExitCode, f.Error, f.Signal, f.TimedOut, f.OOMKilled})
 	}
 	type plain StreamFrame
 	return json.Marshal(plain(f))

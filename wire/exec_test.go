@@ -28,7 +28,7 @@ func TestDecodeStream(t *testing.T) {
 		{"exit code -1", `{"type":"exit","exit_code":-1}`, wire.StreamFrame{Type: "exit", ExitCode: -1}, nil},
 		{"2.9 type trimmed and lower-cased", `{"type":" STDOUT\t","data":"aGk="}`, wire.StreamFrame{Type: "stdout", Data: wire.Data("hi")}, nil},
 		{"extension started", `{"type":"started","pid":7,"id":"a","offset":9}`, wire.StreamFrame{Type: "started", PID: 7, ID: "a", Offset: 9}, nil},
-		{"extension exit", `{"type":"exit","exit_code":-1,"error":"e","signal":9,"timed_out":true}`, wire.StreamFrame{Type: "exit", ExitCode: -1, Error: "e", Signal: 9, TimedOut: true}, nil},
+		{"extension exit", `{"type":"exit","exit_code":-1,"error":"e","signal":9,"timed_out":true,"oom_killed":true}`, wire.StreamFrame{Type: "exit", ExitCode: -1, Error: "e", Signal: 9, TimedOut: true, OOMKilled: true}, nil},
 		{"unknown type is the caller's matter", `{"type":"heartbeat"}`, wire.StreamFrame{Type: "heartbeat"}, nil},
 		{"a stdin frame is none of ours", `{"type":"stdin","data":"aGk="}`, wire.StreamFrame{Type: "stdin", Data: wire.Data("hi")}, nil},
 		{"J8 L18 legacy", `{"exit_code":0,"stdout":"hello\n","stderr":"","error":""}`, wire.StreamFrame{}, &wire.LegacyResponse{Stdout: "hello\n"}},
@@ -167,7 +167,7 @@ func TestExecShapes(t *testing.T) {
 	}{
 		{"J2 request without extensions", wire.ExecRequest{Command: []string{"true"}}, `{"command":["true"]}`},
 		{"L17 exit spells out zeros", wire.StreamFrame{Type: wire.FrameTypeExit}, `{"type":"exit","exit_code":0,"error":""}`},
-		{"exit with extensions", wire.StreamFrame{Type: wire.FrameTypeExit, ExitCode: -1, Error: "e", Signal: 9, TimedOut: true}, `{"type":"exit","exit_code":-1,"error":"e","signal":9,"timed_out":true}`},
+		{"exit with extensions", wire.StreamFrame{Type: wire.FrameTypeExit, ExitCode: -1, Error: "e", Signal: 9, TimedOut: true, OOMKilled: true}, `{"type":"exit","exit_code":-1,"error":"e","signal":9,"timed_out":true,"oom_killed":true}`},
 		{"J6 stdout", wire.StreamFrame{Type: wire.FrameTypeStdout, Data: wire.Data("hi")}, `{"type":"stdout","data":"aGk="}`},
 		{"J5 eof", wire.InputFrame{Type: wire.FrameTypeEOF}, `{"type":"eof"}`},
 		{"J5 resize", wire.InputFrame{Type: wire.FrameTypeResize, Cols: 120, Rows: 40}, `{"type":"resize","cols":120,"rows":40}`},

@@ -29,7 +29,7 @@ type Options struct {
 	// children itself, os/exec included.
 	Reap bool
 	// Guest says that this program has its machine, or its sandbox, for itself: Freeze
-	// stops every process but this one.
+	// stops every process but this one, and the kernel's log is about its processes.
 	Guest bool
 	// OOMProtect asks the kernel to spare this program, not its children, when
 	// memory runs out. Where that is not allowed nothing happens.
@@ -50,12 +50,13 @@ var ErrClosed = errors.New("process manager is closed")
 // A Manager starts processes and knows those that run. Its methods are safe for
 // concurrent use.
 type Manager struct {
-	log  *slog.Logger
-	opt  Options
-	oom  *oomShield
-	wake chan struct{} // tells the reaper to look
-	done chan struct{} // closed when Close has ended all processes
-	wg   sync.WaitGroup
+	log   *slog.Logger
+	opt   Options
+	oom   *oomShield
+	kills *oomLog       // guarded by mu
+	wake  chan struct{} // tells the reaper to look
+	done  chan struct{} // closed when Close has ended all processes
+	wg    sync.WaitGroup
 
 	// spawnMu is held from fork to registration and by a reaper that waits for any
 	// child, so that no child is reaped before it is known. It is taken before mu.
@@ -96,6 +97,9 @@ func NewManager(o Options) *Manager {
 	}
 	if o.OOMProtect {
 		m.oom = newOOMShield()
+	}
+	if o.Guest {
+		m.kills = newOOMLog()
 	}
 	unix.Umask(0o022)
 	childrenGetDefaultSignals()
@@ -144,7 +148,7 @@ func (m *Manager) spawn(p *Process) error {
 		}
 		return err
 	}
-	p.pid, p.started = pid, time.Now()
+	p.pid, p.started, p.up = pid, time.Now(), uptime()
 	m.order++
 	p.order = m.order
 	m.byPID[pid] = p
@@ -231,6 +235,9 @@ func (m *Manager) Close() {
 		close(m.done)
 	}
 	m.wg.Wait()
+	if first {
+		m.kills.close()
+	}
 }
 
 // closeTime bounds the wait for killed processes: one in an uninterruptible sleep

@@ -75,6 +75,10 @@ type Status struct {
 	CoreDumped bool
 	// TimedOut means that it ended for its timeout, by whatever signal or by itself.
 	TimedOut bool
+	// OOMKilled means that the kernel ended it because memory ran out: it itself, or,
+	// where it is a shell whose exit code says that SIGKILL ended a command, a process
+	// of the machine since its start. It is only known of Options.Guest.
+	OOMKilled bool
 }
 
 // Info describes a process.
@@ -102,6 +106,7 @@ type Process struct {
 	pid     int
 	order   uint64
 	started time.Time
+	up      time.Duration // of the machine, when it started
 	ended   chan struct{} // closed when it has been reaped
 
 	stdin          input

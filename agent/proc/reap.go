@@ -85,6 +85,7 @@ func (m *Manager) finish(p *Process, status syscall.WaitStatus) {
 		p.status.Signal = int(status.Signal())
 		p.status.CoreDumped = status.CoreDump()
 	}
+	p.status.OOMKilled = m.kills.killed(p.pid, p.up, &p.status)
 	delete(m.byPID, p.pid)
 	if p.timer != nil {
 		p.timer.Stop()

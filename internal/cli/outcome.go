@@ -43,6 +43,8 @@ type outcomeRest struct {
 	// Truncated means that a stream was longer than --max-output.
 	Truncated bool `json:"truncated"`
 	TimedOut  bool `json:"timed_out"`
+	// OOMKilled means that the guest's kernel ended the command for want of memory.
+	OOMKilled bool `json:"oom_killed,omitempty"`
 	// Signal is the one that ended the command: "SIGKILL".
 	Signal string `json:"signal,omitempty"`
 	// DurationMS is the time of the command, CreateMS that of the sandbox before.
@@ -89,6 +91,10 @@ func endOf(ctx context.Context, cmd *bouvet.Cmd, err error) (*outcome, error) {
 			return nil, &goneError{err}
 		}
 		return nil, fmt.Errorf("cannot run the command to its end: %w", err)
+	}
+	if exit != nil && exit.OOMKilled && !o.TimedOut {
+		o.OOMKilled = true
+		o.message = &problem{kind: kindOutOfMemory, err: errors.New("the sandbox ran out of memory, so its kernel ended the command"), remedy: remedyMemory}
 	}
 	return o, nil
 }

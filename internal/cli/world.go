@@ -175,9 +175,11 @@ const (
 	kindFile            = "file"
 	kindPermission      = "permission"
 	kindMachineGone     = "machine_gone"
+	kindOutOfMemory     = "out_of_memory"
 	kindNotStarted      = "not_started"
 	kindCheckFailed     = "check_failed"
 	remedyDoctor        = "bouvet doctor"
+	remedyMemory        = "more memory (--memory 1G)"
 	remedyImages        = "bouvet image ls"
 	remedySnapshots     = "bouvet snapshot ls"
 	remedyBuildImages   = "bouvet image build-default"
@@ -198,7 +200,8 @@ var knownErrors = []struct {
 	{snapstore.ErrExists, kindSnapshotExists, "another name, or bouvet snapshot rm NAME"},
 	{vm.ErrBadSnapshot, kindSnapshotRefused, "bouvet snapshot inspect NAME; then make it again with bouvet run --snapshot NAME"},
 	{kernel.ErrNone, kindKernelMissing, "bouvet kernel fetch"},
-	{vm.ErrGone, kindMachineGone, "more memory (--memory 1G); " + remedyDoctor + " if that does not help"},
+	{vm.ErrOutOfMemory, kindMachineGone, remedyMemory},
+	{vm.ErrGone, kindMachineGone, remedyMemory + "; " + remedyDoctor + " if that does not help"},
 	{bouvet.ErrAgentTimeout, "", remedyDoctor},
 	{bouvet.ErrUnsupported, "", remedyDoctor},
 	{bouvet.ErrVM, "", remedyDoctor},

@@ -71,10 +71,14 @@ func NewMachine(p Parts) *Machine {
 // tells what is known about an end that was not asked for, and is called only then.
 func (m *Machine) Ended(cause func() string) {
 	if !m.WasKilled() {
-		reason := cause() // may take its time, so that nobody waits for the lock meanwhile
+		// May take its time, so that nobody waits for the lock meanwhile.
+		err := fmt.Errorf("machine %s: %w: %s", m.p.Config.ID, vm.ErrGone, cause())
+		if m.p.Keeper.Cgroups.OOMKilled(m.p.Config.ID) {
+			err = &outOfMemoryError{err}
+		}
 		m.mu.Lock()
 		if !m.killed {
-			m.err = fmt.Errorf("machine %s: %w: %s", m.p.Config.ID, vm.ErrGone, reason)
+			m.err = err
 		}
 		m.mu.Unlock()
 	}
@@ -85,6 +89,14 @@ func (m *Machine) Ended(cause func() string) {
 		m.log.Warn("machine ended", slog.String("machine", m.p.Config.ID), slog.Any("error", reason))
 	}
 }
+
+// An outOfMemoryError is an end for want of memory, which its text says already.
+type outOfMemoryError struct{ error }
+
+func (e *outOfMemoryError) Unwrap() error { return e.error }
+
+// Is implements what errors.Is asks for.
+func (*outOfMemoryError) Is(target error) bool { return target == vm.ErrOutOfMemory }
 
 // ID implements vm.Machine.
 func (m *Machine) ID() string { return m.p.Config.ID }

@@ -1,10 +1,13 @@
 package vmtest
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/bouvet-run/bouvet/vm"
 )
 
 var limitSections = []section{
@@ -51,7 +54,7 @@ func memoryLimit(e *env) {
 	case <-g.Done():
 		err := g.Err()
 		e.wantGone("Err", err)
-		if err == nil || !strings.Contains(err.Error(), "memory") {
+		if !errors.Is(err, vm.ErrOutOfMemory) || !strings.Contains(err.Error(), "memory") {
 			e.Errorf("Err: got %v, want it to say that memory ran out", err)
 		}
 	case <-settled.C:
