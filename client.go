@@ -85,6 +85,9 @@ type AgentClient struct {
 	// explain says what a broken stream means; a Sandbox knows more than we do. Set
 	// before the client is shared.
 	explain func(error) error
+	// oomKills is how many processes of the guest the host has killed for memory. Set
+	// as explain is.
+	oomKills func() int
 
 	life context.Context // ends with Close; its cause is what calls return
 	end  context.CancelCauseFunc
@@ -106,7 +109,8 @@ func newClient(d Dialer, opts *ClientOptions) *AgentClient {
 		large:  make(chan struct{}, maxLargeReplies),
 		clock:  newStopwatch(),
 
-		explain: func(err error) error { return err },
+		explain:  func(err error) error { return err },
+		oomKills: func() int { return 0 },
 	}
 	if opts != nil {
 		c.opts = *opts

@@ -15,11 +15,11 @@ type ExitError struct {
 	Signal syscall.Signal
 	// TimedOut means that Cmd.Timeout struck. The error then matches ErrTimedOut.
 	TimedOut bool
-	// OOMKilled means that the guest's kernel ended the command because memory ran out:
-	// the command itself or, where a shell says with the code 137 that SIGKILL ended
-	// one of its own, some process since its start. Only a guest with a kernel of its own
-	// (QEMU, Firecracker) tells; where all of a sandbox ends for it (gVisor), calls fail
-	// with vm.ErrOutOfMemory.
+	// OOMKilled means that the command was killed because memory ran out. A guest with a
+	// kernel of its own (QEMU, Firecracker) knows which process that was; some process
+	// since the command's start counts where a shell says with the code 137 that SIGKILL
+	// ended one of its own, and under gVisor, where the host kills and tells no more than
+	// that. When all of a sandbox ends for it, calls fail with vm.ErrOutOfMemory.
 	OOMKilled bool
 	// Message is the agent's own text about the end, at most 4 KiB and otherwise
 	// as it came; often empty.

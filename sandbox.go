@@ -61,6 +61,10 @@ func newSandbox(m *Manager, cfg Config, created time.Time, machine vm.Machine, c
 		log: client.log, state: Ready, tearing: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	client.explain = s.explain
+	// The host kills in a guest where that has no kernel of its own (gVisor).
+	if counts, ok := machine.(interface{ OOMKills() int }); ok {
+		client.oomKills = counts.OOMKills
+	}
 	go s.watch()
 	return s
 }

@@ -24,6 +24,7 @@ type session struct {
 	conn     net.Conn
 	binary   bool // framing both ways
 	extended bool // started frame, signals
+	oomKills int  // of the machine before the command
 
 	ctx    context.Context // ends with the command's, the client's, or cancel
 	cancel context.CancelCauseFunc
@@ -126,7 +127,7 @@ func (s *session) handle(f wire.StreamFrame) (end bool, err error) {
 		close(s.begun)
 		return false, nil
 	case wire.FrameTypeExit:
-		return true, exitOf(f)
+		return true, s.blame(exitOf(f))
 	default:
 		return false, &JSONError{fmt.Errorf("unknown stream frame type %.40q", f.Type)}
 	}
@@ -168,6 +169,17 @@ func (s *session) output(w io.Writer, data []byte) error {
 		return fmt.Errorf("cannot write command's output: %w", err)
 	}
 	return nil
+}
+
+// blame notes of a command that was killed that the host has killed for memory
+// meanwhile, of which the agent cannot know.
+func (s *session) blame(err error) error {
+	const shellKilled = 128 + int(syscall.SIGKILL) // of a shell whose command was
+	exit, ok := errors.AsType[*ExitError](err)
+	if ok && !exit.TimedOut && (exit.Signal == syscall.SIGKILL || exit.Code == shellKilled) && s.client.oomKills() > s.oomKills {
+		exit.OOMKilled = true
+	}
+	return err
 }
 
 // exitOf is what Wait returns for an exit frame.

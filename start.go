@@ -142,7 +142,7 @@ func (c *Cmd) open(req *wire.ExecRequest) (*session, error) {
 		return nil, &JSONError{fmt.Errorf("command of %d bytes, at most %d are allowed", len(line), wire.MaxExecLine)}
 	}
 	s := &session{
-		cmd: c, client: c.client,
+		cmd: c, client: c.client, oomKills: c.client.oomKills(),
 		binary: req.Framing == wire.FramingBinary, extended: req.Started,
 		begun: make(chan struct{}), drained: make(chan struct{}), done: make(chan struct{}),
 	}

@@ -193,10 +193,14 @@ func (t *Tree) Enter(id string, pid int) error {
 }
 
 // OOMKilled reports whether the kernel killed something of machine id for memory.
-func (t *Tree) OOMKilled(id string) bool {
+func (t *Tree) OOMKilled(id string) bool { return t.OOMKills(id) > 0 }
+
+// OOMKills is how many processes of machine id the kernel killed for memory, 0 where it
+// is not limited.
+func (t *Tree) OOMKills(id string) int {
 	dirs := t.Dirs(id)
 	if len(dirs) == 0 || !t.Limits("memory") {
-		return false
+		return 0
 	}
 	name := "memory.oom_control"
 	if t.v2 {
@@ -204,15 +208,15 @@ func (t *Tree) OOMKilled(id string) bool {
 	}
 	data, err := os.ReadFile(filepath.Join(dirs[0], name))
 	if err != nil {
-		return false
+		return 0
 	}
 	for line := range strings.Lines(string(data)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if key == "oom_kill" {
-			return value != "0"
+		if n, err := strconv.Atoi(value); key == "oom_kill" && err == nil {
+			return n
 		}
 	}
-	return false
+	return 0
 }
 
 // PIDs are the processes in a cgroup; none if it does not exist.

@@ -43,7 +43,7 @@ type outcomeRest struct {
 	// Truncated means that a stream was longer than --max-output.
 	Truncated bool `json:"truncated"`
 	TimedOut  bool `json:"timed_out"`
-	// OOMKilled means that the guest's kernel ended the command for want of memory.
+	// OOMKilled means that the command was killed because memory ran out.
 	OOMKilled bool `json:"oom_killed,omitempty"`
 	// Signal is the one that ended the command: "SIGKILL".
 	Signal string `json:"signal,omitempty"`
@@ -94,7 +94,7 @@ func endOf(ctx context.Context, cmd *bouvet.Cmd, err error) (*outcome, error) {
 	}
 	if exit != nil && exit.OOMKilled && !o.TimedOut {
 		o.OOMKilled = true
-		o.message = &problem{kind: kindOutOfMemory, err: errors.New("the sandbox ran out of memory, so its kernel ended the command"), remedy: remedyMemory}
+		o.message = &problem{kind: kindOutOfMemory, err: errors.New("the sandbox ran out of memory, and the command was killed"), remedy: remedyMemory}
 	}
 	return o, nil
 }

@@ -117,6 +117,10 @@ func (m *Machine) Err() error {
 	return m.err
 }
 
+// OOMKills is how many processes of the machine the host has killed because the machine
+// took more memory than it may have.
+func (m *Machine) OOMKills() int { return m.p.Keeper.Cgroups.OOMKills(m.p.Config.ID) }
+
 // HasEnded reports whether the main process is gone.
 func (m *Machine) HasEnded() bool {
 	select {

@@ -5,8 +5,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -40,6 +42,9 @@ func memoryLimit(e *env) {
 		out, err := g.hostile("python3 -c 'b = bytearray(1 << 30)\nfor i in range(0, len(b), 4096): b[i] = 1\nprint(\"all of it\")'")
 		if err == nil {
 			e.Errorf("a machine of 128 MiB holds 1 GiB: %q", out)
+		}
+		if exit, ok := errors.AsType[*bouvet.ExitError](err); ok && exit.Signal == syscall.SIGKILL && !exit.OOMKilled {
+			e.Errorf("got %#v, want it to say that memory ran out", exit)
 		}
 	})
 	neighbour.busy(500 * time.Millisecond)
