@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +50,7 @@ func initGuest(log *slog.Logger) error {
 		return nil
 	}
 	for _, m := range guestMounts {
-		if err := os.MkdirAll(m.target, 0o755); err != nil { //nolint:gosec // for everybody.
+		if err := unix.Mkdir(m.target, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 			log.Warn("cannot make mount point", slog.Any("error", err))
 			continue
 		}
@@ -78,9 +77,6 @@ func initGuest(log *slog.Logger) error {
 }
 
 func loopbackUp() error {
-	if lo, err := net.InterfaceByName("lo"); err == nil && lo.Flags&net.FlagUp != 0 {
-		return nil
-	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -89,6 +85,9 @@ func loopbackUp() error {
 	req, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err
+	}
+	if err := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, req); err == nil && req.Uint16()&unix.IFF_UP != 0 {
+		return nil
 	}
 	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)

@@ -1,14 +1,12 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -25,11 +23,18 @@ const (
 	initAgent = "/.bouvet"
 )
 
-// disks are where the image and, if the host says diskFlag on the kernel's command
-// line, the writable layer may be: the image is on the one that cannot be written to.
-var disks = []string{"/dev/vda", "/dev/vdb"}
+// What the host says on the kernel's command line, in words with a value that the
+// kernel does not know, is in the environment of the first process.
+const (
+	// hostnameEnv is the host name.
+	hostnameEnv = "BOUVET_HOSTNAME"
+	// diskEnv is not empty if the writable layer is on a disk.
+	diskEnv = "BOUVET_DISK"
+)
 
-const diskFlag = "bouvet.disk"
+// disks are where the image and, on a disk, the writable layer may be: the image is on
+// the one that cannot be written to.
+var disks = []string{"/dev/vda", "/dev/vdb"}
 
 const (
 	// deviceTimeout bounds the wait for a device that the kernel is to find.
@@ -51,10 +56,8 @@ func enterRoot() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
-	onDisk, err := hasFlag(diskFlag)
-	if err != nil {
-		return fmt.Errorf("cannot read the kernel's command line: %w", err)
-	}
+	onDisk := os.Getenv(diskEnv) != ""
+	_ = os.Unsetenv(diskEnv)
 	image, upper, err := findDisks(onDisk)
 	if err != nil {
 		return err
@@ -117,20 +120,6 @@ func isReadOnly(device string) (bool, error) {
 	return n != 0, err
 }
 
-// hasFlag reports whether the kernel's command line has the word flag. It may be
-// called before /proc is there.
-func hasFlag(flag string) (bool, error) {
-	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil && !errors.Is(err, unix.EBUSY) {
-		return false, err
-	}
-	line, err := os.ReadFile("/proc/cmdline")
-	if err != nil {
-		return false, err
-	}
-	found := slices.Contains(strings.Fields(string(line)), flag)
-	return found, unix.Unmount("/proc", unix.MNT_DETACH)
-}
-
 // switchRoot makes dir the root. The agent stays in reach there, read-only: what
 // the first file system holds in memory would be there twice otherwise.
 func switchRoot(dir string) error {
@@ -187,31 +176,29 @@ func loadModule(path string) error {
 	return err
 }
 
-// setHostname takes the host name from the kernel's command line.
+// setHostname takes the host name that the host gave.
 func setHostname() error {
-	line, err := os.ReadFile("/proc/cmdline")
-	if err != nil {
-		return err
+	name := os.Getenv(hostnameEnv)
+	_ = os.Unsetenv(hostnameEnv)
+	if name == "" {
+		return nil
 	}
-	for field := range bytes.FieldsSeq(line) {
-		if name, ok := bytes.CutPrefix(field, []byte("bouvet.hostname=")); ok {
-			return unix.Sethostname(name)
-		}
-	}
-	return nil
+	return unix.Sethostname([]byte(name))
 }
+
+// virtioPorts has a directory for each virtio-serial port.
+const virtioPorts = "/sys/class/virtio-ports"
 
 // openPort opens the virtio-serial port of that name once the host is there: a
 // port without its host is at its end for a reader.
 func openPort(ctx context.Context, name string) (vsock.Channel, error) {
 	var path string
 	err := await(ctx, func() bool {
-		ports, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
+		ports, _ := os.ReadDir(virtioPorts)
 		for _, p := range ports {
-			if have, err := os.ReadFile(p); err == nil && strings.TrimSpace(string(have)) == name {
-				path = "/dev/" + filepath.Base(filepath.Dir(p))
-				_, err = os.Stat(path)
-				return err == nil
+			if have, err := os.ReadFile(filepath.Join(virtioPorts, p.Name(), "name")); err == nil && strings.TrimSpace(string(have)) == name {
+				path = "/dev/" + p.Name()
+				return unix.Access(path, unix.F_OK) == nil
 			}
 		}
 		return false

@@ -28,21 +28,26 @@ type Mux struct {
 }
 
 // NewMux takes over ch and begins to agree with the guest on a session, in the
-// background: a Dial waits for it.
-func NewMux(ch Channel) *Mux {
+// background: a Dial waits for it. Another session may have used ch before.
+func NewMux(ch Channel) *Mux { return newMux(ch, true) }
+
+// NewFirstMux is NewMux for a channel that no session has used.
+func NewFirstMux(ch Channel) *Mux { return newMux(ch, false) }
+
+func newMux(ch Channel, used bool) *Mux {
 	m := &Mux{
 		ch: ch, ready: make(chan struct{}), done: make(chan struct{}),
 		opening: make(chan struct{}, maxOpening),
 	}
-	go m.run()
+	go m.run(used)
 	return m
 }
 
 // run owns the session from preamble to end.
-func (m *Mux) run() {
+func (m *Mux) run(used bool) {
 	defer close(m.done)
 	defer func() { _ = m.ch.Close() }()
-	link, err := m.start()
+	link, err := m.start(used)
 	if err != nil {
 		m.err = fmt.Errorf("cannot start mux session: %w", err)
 		close(m.ready)
@@ -58,9 +63,9 @@ func (m *Mux) run() {
 	}
 }
 
-func (m *Mux) start() (*muxLink, error) {
+func (m *Mux) start(used bool) (*muxLink, error) {
 	r := bufio.NewReaderSize(m.ch, channelBuffer)
-	if err := offerPreamble(m.ch, r); err != nil {
+	if err := offerPreamble(m.ch, r, used); err != nil {
 		return nil, err
 	}
 	return newMuxLink(m.ch, r, true, func() { _ = m.ch.Close() })

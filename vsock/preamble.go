@@ -25,7 +25,8 @@ import (
 //
 // The first hello comes after padding: as many newlines as the last frame of a
 // dead session can lack. A guest that still serves that session takes them for
-// the rest of it, and then for a frame of no known version, which ends it.
+// the rest of it, and then for a frame of no known version, which ends it. On a
+// channel that is new there is no such session, and no padding.
 const (
 	preambleMagic = "BOUVET-MUX 1 "
 	nonceLen      = 32
@@ -66,12 +67,15 @@ func writePreamble(w io.Writer, verb, nonce string) error {
 
 // greet says hello until stop is closed. A write that fails is of no account: the
 // channel may be full because the guest is not there yet.
-func greet(ch Channel, nonce string, stop <-chan struct{}) {
-	padding := bytes.Repeat([]byte("\n"), paddingLen)
+func greet(ch Channel, nonce string, used bool, stop <-chan struct{}) {
+	var padding []byte
+	if used {
+		padding = bytes.Repeat([]byte("\n"), paddingLen)
+	}
 	interval := firstHelloInterval
 	for n := 0; ; n++ {
 		_ = ch.SetWriteDeadline(time.Now().Add(helloInterval))
-		if n%paddingEvery == 0 {
+		if used && n%paddingEvery == 0 {
 			_, _ = ch.Write(padding)
 		}
 		_ = writePreamble(ch, verbHello, nonce)
@@ -92,6 +96,9 @@ func greet(ch Channel, nonce string, stop <-chan struct{}) {
 func nextPreamble(r *bufio.Reader) (verb, nonce string, err error) {
 	whole := true // line is the beginning of a line
 	for {
+		if whole {
+			skipNewlines(r)
+		}
 		line, err := r.ReadSlice('\n')
 		ended := err == nil
 		if whole && ended {
@@ -104,6 +111,13 @@ func nextPreamble(r *bufio.Reader) (verb, nonce string, err error) {
 		}
 		whole = ended
 	}
+}
+
+// skipNewlines passes over the padding that is there, which is long: to read it line
+// by line takes an emulated guest tens of milliseconds.
+func skipNewlines(r *bufio.Reader) {
+	waiting, _ := r.Peek(r.Buffered())
+	_, _ = r.Discard(len(waiting) - len(bytes.TrimLeft(waiting, "\n")))
 }
 
 func parsePreamble(line []byte) (verb, nonce string, ok bool) {
@@ -132,12 +146,12 @@ func awaitVerb(r *bufio.Reader, verb, nonce string) error {
 }
 
 // offerPreamble is the host's side: it returns when both sides may speak yamux.
-func offerPreamble(ch Channel, r *bufio.Reader) error {
+func offerPreamble(ch Channel, r *bufio.Reader, used bool) error {
 	nonce := newNonce()
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		greet(ch, nonce, stop)
+		greet(ch, nonce, used, stop)
 	}()
 	err := awaitVerb(r, verbHello, nonce)
 	close(stop)

@@ -109,7 +109,7 @@ func boot(t *testing.T) string {
 		"-m", "256", "-object", "memory-backend-memfd,id=ram,size=256M,share=on",
 		"-kernel", k.ImagePath(), "-initrd", initramfs,
 		"-append", strings.Join([]string{
-			"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "bouvet.hostname=vsock",
+			"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "BOUVET_HOSTNAME=vsock",
 			fmt.Sprintf("tsc_early_khz=%d", tsc.KHz()), "tsc=reliable", "no_timer_check",
 			"panic=-1", "reboot=t", "mitigations=off", "cryptomgr.notests", args, "-poweroff", "-log-level", "info",
 		}, " "),

@@ -13,8 +13,9 @@ import (
 // so they never meet.
 const guestCID = 3
 
-// diskFlag tells the agent that its writable layer is on a disk.
-const diskFlag = "bouvet.disk"
+// diskFlag tells the agent that its writable layer is on a disk. What the kernel does
+// not know, and has a value, it puts into the environment of its first process.
+const diskFlag = "BOUVET_DISK=1"
 
 // Bounds of what a guest may have the host do, per second, in bytes.
 const (
@@ -81,7 +82,7 @@ func kernelArgs(c *vm.Config) string {
 		hostname = c.ID
 	}
 	args := []string{
-		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "bouvet.hostname=" + hostname,
+		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "BOUVET_HOSTNAME=" + hostname,
 		// A machine that panics ends at once, as does one whose agent has ended. There is
 		// no other way to switch it off than the keyboard's reset line.
 		"panic=-1", "reboot=k",

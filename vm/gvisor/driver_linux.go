@@ -124,7 +124,9 @@ func (d *Driver) Sweep(ctx context.Context, remove bool) ([]vm.Leftover, error) 
 // one if from is nil.
 func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir, from *saved) (_ vm.Machine, err error) {
 	command, hostBound := []string{"run", "-detach", fmt.Sprintf("-pass-fd=%d:%d", channelFD, channelFD)}, !c.Detached
+	newMux := vsock.NewFirstMux
 	if from != nil {
+		newMux = vsock.NewMux // the guest still serves the session of its original
 		if err := from.link(dir.Join(savedDir)); err != nil {
 			return nil, err
 		}
@@ -143,7 +145,7 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, dir *rundir.Dir, from
 	}
 	log := life.NewTail(tailSize)
 	// The session's first words wait in the channel when the agent comes up.
-	mux := vsock.NewMux(e.channel)
+	mux := newMux(e.channel)
 	defer func() {
 		g.close()
 		if err != nil {

@@ -36,8 +36,9 @@ const (
 
 func fdset(n int) string { return "/dev/fdset/" + strconv.Itoa(n) }
 
-// diskFlag tells the agent that its writable layer is on a disk.
-const diskFlag = "bouvet.disk"
+// diskFlag tells the agent that its writable layer is on a disk. What the kernel does
+// not know, and has a value, it puts into the environment of its first process.
+const diskFlag = "BOUVET_DISK=1"
 
 // emulatedCPU is the fastest model without KVM: later ones have instructions that are
 // slow to emulate.
@@ -121,7 +122,7 @@ func kernelArgs(c *vm.Config, k *kernel.Manifest, accel string) string {
 		hostname = c.ID
 	}
 	args := []string{
-		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "bouvet.hostname=" + hostname,
+		"console=ttyS0", "quiet", "rdinit=" + bootfiles.AgentPath, "BOUVET_HOSTNAME=" + hostname,
 		// A machine that panics ends at once.
 		"panic=-1", "reboot=t",
 		"cryptomgr.notests",

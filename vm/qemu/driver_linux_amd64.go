@@ -255,9 +255,13 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, accel string, f *file
 	f.closeRead()
 	// From here on all ends with the machine. The session's first words wait in the
 	// channel when the agent comes up.
+	newMux := vsock.NewFirstMux
+	if f.state != nil {
+		newMux = vsock.NewMux // the guest still serves the session of its original
+	}
 	m.process, m.qmp = p, newQMP(h.qmp)
 	m.Machine = life.NewMachine(life.Parts{
-		Config: c, Keeper: d.keeper, Dir: dir, Channel: vsock.NewMux(m.channel), Kill: p.kill,
+		Config: c, Keeper: d.keeper, Dir: dir, Channel: newMux(m.channel), Kill: p.kill,
 		Release: func() { <-m.released },
 	})
 	m.follow(h.console)
