@@ -100,6 +100,9 @@ var floors = []floor{
 	{name: "qemu", at: "/vm/qemu", may: without(module+"/vm/gvisor", module+"/vm/firecracker"), why: "drivers share only package vm"},
 	{name: "firecracker", at: "/vm/firecracker", may: without(module+"/vm/gvisor", module+"/vm/qemu"), why: "drivers share only package vm"},
 	{name: "image", at: "/image", may: func(dep string) bool { return dep != module && !below(dep, module+"/vm") }, why: "an image is a file, which knows no machine"},
+	{name: "store", at: "/internal/store", may: ourOnly("/internal/store"), why: "the database knows rows only"},
+	{name: "daemon", at: "/internal/daemon", may: without(module+"/local", module+"/e2b", module+"/internal/server"), why: "the daemon's sandboxes know no driver by name, and nobody who asks for them"},
+	{name: "e2b", at: "/e2b", may: without(module+"/internal/server", module+"/local"), why: "the API knows no listener"},
 	{name: "roof", at: "", except: "/cmd/bouvet", may: without(module + "/internal/cli"), why: "only cmd/bouvet imports the command line"},
 	{name: "products", at: "/cmd", may: without(module + "/internal/testutil"), why: "a product links no test helpers"},
 }
