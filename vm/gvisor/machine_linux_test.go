@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -332,9 +333,7 @@ func TestDialEndsWithMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A stopped sentry answers nothing, so that the dial hangs.
-	if err := unix.Kill(m.(*machine).sentry.PID, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	testutil.Stop(t, m.(*machine).sentry.PID)
 	result := make(chan error, 1)
 	go func() {
 		conn, err := m.Dial(testContext(t), 52)

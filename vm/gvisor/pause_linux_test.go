@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/vm"
 )
 
@@ -170,22 +171,17 @@ func TestAbandonedOperations(t *testing.T) {
 			m := create(t, d, savable(t))
 			says(t, m, "ping", "pong")
 			pid := m.(*machine).sentry.PID
-			for _, signal := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
-				if err := unix.Kill(pid, signal); err != nil {
-					t.Fatal(err)
-				}
-				if signal == unix.SIGSTOP {
-					for range 2 { // the second one waits for the first
-						if err := tt.do(briefly(t), m); !errors.Is(err, context.DeadlineExceeded) {
-							t.Errorf("got %v, want DeadlineExceeded", err)
-						}
-					}
+			testutil.Stop(t, pid)
+			for range 2 { // the second one waits for the first
+				if err := tt.do(briefly(t), m); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v, want DeadlineExceeded", err)
 				}
 			}
-			says(t, m, "ping", "pong")
-			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
+			says(t, m, "ping", "pong")
+			testutil.Stop(t, pid)
 			result := make(chan error, 1)
 			go func() { result <- tt.do(testContext(t), m) }()
 			if err := m.Destroy(testContext(t), 0); err != nil {
