@@ -80,7 +80,7 @@ func (s *Service) recoverSnapshots(ctx context.Context) error {
 			s.log.LogAttrs(ctx, slog.LevelError, "snapshot is left alone", slog.Any("error", err))
 			continue
 		}
-		s.snaps[row.ID] = sn //nolint:gosec // nobody else knows the service yet.
+		s.snaps[row.ID] = sn
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func (s *Service) recoverPaused(b *box, saved *snap, c store.Change) error {
 		}
 	}
 	saved.refs++
-	s.boxes[b.id] = b //nolint:gosec // nobody else knows the service yet.
+	s.boxes[b.id] = b
 	return nil
 }
 
@@ -159,7 +159,7 @@ func (s *Service) recoverMissing(b *box) error {
 	}
 	s.log.LogAttrs(s.ctx, slog.LevelError, "paused sandbox cannot be resumed", slog.String("id", string(b.id)), slog.Any("error", err))
 	s.hold(b.rec.saved)
-	s.boxes[b.id] = b //nolint:gosec // nobody else knows the service yet.
+	s.boxes[b.id] = b
 	return nil
 }
 
