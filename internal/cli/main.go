@@ -72,6 +72,8 @@ no network, limits on memory and time. Nothing of it is left afterwards.`,
 	root.SetFlagErrorFunc(usageError)
 	root.AddCommand(
 		newRunCommand(w),
+		newServeCommand(w),
+		newKeyCommand(w),
 		newImageCommand(w),
 		newKernelCommand(w),
 		newSnapshotCommand(w),

@@ -28,6 +28,8 @@ type world struct {
 	// notify delivers signals until stop is called.
 	notify  func(...os.Signal) (c <-chan os.Signal, stop func())
 	backend backend
+	// serveExe is the Exe of the daemon's options; empty for this program.
+	serveExe string
 
 	// debug is the flag of that name.
 	debug bool
@@ -178,6 +180,9 @@ const (
 	kindOutOfMemory     = "out_of_memory"
 	kindNotStarted      = "not_started"
 	kindCheckFailed     = "check_failed"
+	kindDaemonRuns      = "daemon_runs"
+	kindDatabase        = "database"
+	kindKeyMissing      = "key_not_found"
 	remedyDoctor        = "bouvet doctor"
 	remedyMemory        = "more memory (--memory 1G)"
 	remedyImages        = "bouvet image ls"

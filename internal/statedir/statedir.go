@@ -78,6 +78,20 @@ func Snapshots(base string) (string, error) { return sub(base, "snapshots") }
 // it if need be. An empty base means Default.
 func Logs(base string) (string, error) { return sub(base, "logs") }
 
+// Daemon returns the directory of what is the daemon's alone below base, and makes it if
+// need be. An empty base means Default.
+func Daemon(base string) (string, error) {
+	dir, err := sub(base, "daemon")
+	if err != nil {
+		return "", err
+	}
+	info, err := os.Lstat(dir)
+	if err == nil && info.Mode().Perm()&0o077 != 0 {
+		err = fmt.Errorf("cannot use %s for the daemon: others may enter it; run chmod go= %s", dir, dir)
+	}
+	return dir, err
+}
+
 func sub(base, name string) (string, error) {
 	if base == "" {
 		var err error

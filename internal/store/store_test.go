@@ -181,7 +181,7 @@ func TestWhatIsNotUnderstoodIsLeftAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }()
 		if _, err := f.WriteAt(b, at); err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestWhatIsNotUnderstoodIsLeftAlone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer db.Close()
+			defer func() { _ = db.Close() }()
 			if _, err := db.ExecContext(t.Context(), "CREATE TABLE theirs (x)"); err != nil {
 				t.Fatal(err)
 			}
