@@ -49,6 +49,9 @@ type ManagerOptions struct {
 	// Snapshots is where Fork keeps its snapshots; without it, in os.TempDir, where
 	// nobody removes what a process that was killed has left.
 	Snapshots Snapshots
+	// Bases keeps snapshots of machines that have just started. Without it every machine
+	// starts from nothing.
+	Bases Bases
 	// Defaults fill the zero fields of each Config.
 	Defaults Config
 	// MaxSandboxes bounds the sandboxes held at once, those under way of being
@@ -200,7 +203,7 @@ func (m *Manager) forget(id SandboxID, e *entry) {
 }
 
 // build makes the sandbox, or undoes in reverse what it had made.
-func (m *Manager) build(ctx context.Context, cfg Config, from source, created time.Time) (_ *Sandbox, err error) {
+func (m *Manager) build(ctx context.Context, cfg Config, given source, created time.Time) (_ *Sandbox, err error) {
 	image, err := m.image(ctx, &cfg)
 	if err != nil {
 		return nil, err
@@ -210,32 +213,17 @@ func (m *Manager) build(ctx context.Context, cfg Config, from source, created ti
 			image.Release()
 		}
 	}()
-	machine, err := from.make(ctx, m.opts.Driver, cfg.machine(image))
-	if err != nil {
-		return nil, creationError(ctx, err)
-	}
-	defer func() {
-		if err == nil {
-			return
-		}
-		m.console(cfg.ID, machine)
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		if undoErr := machine.Destroy(undo, 0); undoErr != nil {
-			err = errors.Join(err, &VMError{fmt.Errorf("cannot destroy half-made machine: %w", undoErr)})
-		}
-	}()
-	client, err := Connect(ctx, machine, &ClientOptions{
-		ConnectTimeout: cfg.ConnectTimeout, RPCTimeout: cfg.RPCTimeout, Name: cfg.ID.String(), Log: cfg.Log, DialAhead: true,
-	})
+	machine, client, from, err := m.make(ctx, &cfg, image, given)
 	if err != nil {
 		return nil, err
 	}
-	if err := from.thaw(ctx, client, &cfg); err != nil {
-		return nil, errors.Join(err, client.Close())
-	}
 	if err := context.Cause(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot create sandbox: %w", err), client.Close())
+		m.console(cfg.ID, machine)
+		err = errors.Join(fmt.Errorf("cannot create sandbox: %w", err), client.Close(), m.undo(ctx, machine))
+		if from.dir != given.dir {
+			from.release()
+		}
+		return nil, err
 	}
 	return newSandbox(m, cfg, created, machine, client, func() { from.release(); image.Release() }), nil //nolint:contextcheck // ctx bounds the creation, not the sandbox.
 }

@@ -93,11 +93,17 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
 }
 
-// poweroff switches the machine off. It is for the kernel of a machine of its
-// own: elsewhere the end of process 1 is the end of the sandbox.
-func poweroff(log *slog.Logger) {
+// endMachine switches the machine off, or restarts it, which ends a machine that its
+// host does not let restart, and is the only way where there is no ACPI: the kernel only
+// halts there otherwise. It is for the kernel of a machine of its own: elsewhere the end
+// of process 1 is the end of the sandbox.
+func endMachine(restart bool, log *slog.Logger) {
 	unix.Sync()
-	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+	how := unix.LINUX_REBOOT_CMD_POWER_OFF
+	if restart {
+		how = unix.LINUX_REBOOT_CMD_RESTART
+	}
+	if err := unix.Reboot(how); err != nil {
 		log.Error("cannot switch off", slog.Any("error", err))
 	}
 }

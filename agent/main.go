@@ -86,6 +86,7 @@ type options struct {
 	hostBound   bool
 	subreaper   bool
 	poweroff    bool
+	restart     bool
 	showVersion bool
 	level       slog.Level
 	execPort    uint32
@@ -106,6 +107,7 @@ func (p *Program) parse() (*options, error) {
 	fs.BoolVar(&o.hostBound, "host-bound", false, "end when the mux channel ends")
 	fs.BoolVar(&o.subreaper, "subreaper", false, "adopt and reap orphans, as process 1 does")
 	fs.BoolVar(&o.poweroff, "poweroff", false, "as process 1, switch the machine off at the end")
+	fs.BoolVar(&o.restart, "restart", false, "as process 1, restart the machine at the end, where that ends it")
 	fs.BoolVar(&o.showVersion, "version", false, "print the version")
 	fs.StringVar(&level, "log-level", "", "debug, info, warn or error; default: $BOUVET_AGENT_LOG, $RUST_LOG, then debug, info with -mux")
 	if err := fs.Parse(args); err != nil {
@@ -129,6 +131,8 @@ func (p *Program) parse() (*options, error) {
 		return nil, errors.New("only one of -listen, -stdio and -mux can be given")
 	case o.hostBound && o.mux == "":
 		return nil, errors.New("-host-bound needs -mux")
+	case o.poweroff && o.restart:
+		return nil, errors.New("only one of -poweroff and -restart can be given")
 	case o.stdio > 1<<32-1:
 		return nil, fmt.Errorf("-stdio %d is not a port", o.stdio)
 	}
@@ -201,8 +205,8 @@ func (p *Program) run(o *options, log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
 	if isInit {
-		if o.poweroff {
-			defer poweroff(log)
+		if o.poweroff || o.restart {
+			defer endMachine(o.restart, log)
 		}
 		if err := initGuest(log); err != nil {
 			return err

@@ -88,6 +88,10 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	bases, err := Bases(opts)
+	if err != nil {
+		return nil, err
+	}
 	if left, err := Sweep(ctx, opts, true); opts.Log != nil {
 		logSweep(ctx, opts.Log, left, err)
 	}
@@ -95,7 +99,7 @@ func Open(ctx context.Context, opts Options) (*bouvet.Manager, error) {
 		return nil, fmt.Errorf("cannot open manager: %w", err)
 	}
 	return bouvet.NewManager(bouvet.ManagerOptions{
-		Driver: driver, Images: Images(store), Snapshots: snapshots, Defaults: Defaults(ctx, driver, opts.Defaults), MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
+		Driver: driver, Images: Images(store), Snapshots: snapshots, Bases: bases, Defaults: Defaults(ctx, driver, opts.Defaults), MaxSandboxes: opts.MaxSandboxes, Log: opts.Log,
 	})
 }
 
@@ -229,6 +233,27 @@ func Snapshots(opts Options) (*snapstore.Store, error) {
 		return nil, err
 	}
 	return snapstore.Open(dir)
+}
+
+// ColdBootEnv names the environment variable that, if it is not empty, has every machine
+// start from nothing, instead of as a copy of one that has just started.
+const ColdBootEnv = "BOUVET_COLD_BOOT"
+
+// Bases returns what a Manager keeps machines in that have just started; nil if the
+// environment says that there are to be none.
+func Bases(opts Options) (bouvet.Bases, error) {
+	if os.Getenv(ColdBootEnv) != "" {
+		return nil, nil //nolint:nilnil // none is what was asked for.
+	}
+	state, err := stateDir(opts)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := statedir.Bases(state)
+	if err != nil {
+		return nil, err
+	}
+	return snapstore.OpenBases(dir)
 }
 
 func stateDir(opts Options) (string, error) {

@@ -130,6 +130,10 @@ type Features struct {
 	Disk bool `json:"disk"`
 	// Detached says whether machines can outlive their creator.
 	Detached bool `json:"detached"`
+	// Base is not empty where a machine is there much sooner when it is restored from the
+	// snapshot of one that has just started than when it starts itself. It names all that
+	// such a snapshot depends on besides the Config: the guest's kernel, the agent.
+	Base string `json:"base,omitempty"`
 }
 
 // A Driver creates machines of one kind. Its methods are safe for concurrent use.

@@ -24,6 +24,8 @@ type backend interface {
 	Kernels() (*kernel.Store, error)
 	// Snapshots opens the store of snapshots.
 	Snapshots() (*snapstore.Store, error)
+	// Bases opens what machines are kept in that have just started, if they are.
+	Bases() (bouvet.Bases, error)
 	// Logs is the directory of the consoles of past sandboxes.
 	Logs() (string, error)
 	// Driver readies a driver by its name; "auto" or empty is the best one here.
@@ -54,6 +56,8 @@ func (localBackend) Kernels() (*kernel.Store, error) { return local.Kernels(loca
 
 func (localBackend) Snapshots() (*snapstore.Store, error) { return local.Snapshots(local.Options{}) }
 
+func (localBackend) Bases() (bouvet.Bases, error) { return local.Bases(local.Options{}) }
+
 func (localBackend) Logs() (string, error) { return statedir.Logs("") }
 
 func (localBackend) BuildDefault(ctx context.Context, store *image.Store, opts image.BuildOptions) (image.Info, error) {
@@ -73,8 +77,8 @@ func (b localBackend) Sweep(ctx context.Context, remove bool, log *slog.Logger) 
 }
 
 // newManager puts a manager on a driver and a store.
-func newManager(ctx context.Context, driver vm.Driver, store *image.Store, console func(bouvet.SandboxID, []byte), log *slog.Logger) (*bouvet.Manager, error) {
+func newManager(ctx context.Context, driver vm.Driver, store *image.Store, bases bouvet.Bases, console func(bouvet.SandboxID, []byte), log *slog.Logger) (*bouvet.Manager, error) {
 	return bouvet.NewManager(bouvet.ManagerOptions{
-		Driver: driver, Images: local.Images(store), Defaults: local.Defaults(ctx, driver, bouvet.Config{}), Console: console, Log: log,
+		Driver: driver, Images: local.Images(store), Bases: bases, Defaults: local.Defaults(ctx, driver, bouvet.Config{}), Console: console, Log: log,
 	})
 }

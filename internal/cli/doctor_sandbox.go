@@ -76,7 +76,7 @@ func (c *doctorCommand) checkImage(ctx context.Context) check {
 }
 
 func (c *doctorCommand) checkSandbox(ctx context.Context) check {
-	manager, err := newManager(ctx, c.driver, c.store, nil, c.log())
+	manager, err := newManager(ctx, c.driver, c.store, nil, nil, c.log())
 	if err != nil {
 		return c.fail(err, "")
 	}

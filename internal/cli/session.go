@@ -106,7 +106,11 @@ func (s *runSession) inSandbox(ctx context.Context, do func() error) (err error)
 	if err := s.ensureImage(ctx, store); err != nil {
 		return err
 	}
-	manager, err := newManager(ctx, s.driver, store, s.keepConsole, log)
+	bases, err := s.backend.Bases()
+	if err != nil {
+		return err
+	}
+	manager, err := newManager(ctx, s.driver, store, bases, s.keepConsole, log)
 	if err != nil {
 		return err
 	}

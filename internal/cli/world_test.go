@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/kernel"
 	"github.com/bouvet-run/bouvet/internal/snapstore"
@@ -93,6 +94,14 @@ func (b *fakeBackend) Snapshots() (*snapstore.Store, error) {
 		return nil, err
 	}
 	return snapstore.Open(dir)
+}
+
+func (b *fakeBackend) Bases() (bouvet.Bases, error) {
+	dir, err := statedir.Bases(b.state)
+	if err != nil {
+		return nil, err
+	}
+	return snapstore.OpenBases(dir)
 }
 
 func (b *fakeBackend) Logs() (string, error) { return statedir.Logs(b.state) }

@@ -74,6 +74,10 @@ func Kernels(base string) (string, error) { return sub(base, "kernels") }
 // need be. An empty base means Default.
 func Snapshots(base string) (string, error) { return sub(base, "snapshots") }
 
+// Bases returns the directory of the machines that have just started, of which others
+// are made, below base, and makes it if need be. An empty base means Default.
+func Bases(base string) (string, error) { return sub(base, "bases") }
+
 // Logs returns the directory of the consoles of past sandboxes below base, and makes
 // it if need be. An empty base means Default.
 func Logs(base string) (string, error) { return sub(base, "logs") }

@@ -152,7 +152,11 @@ func kernelArgs(c *vm.Config, k *kernel.Manifest, accel string) string {
 	} else {
 		args = append(args, "--")
 	}
-	args = append(args, "-mux", "virtio:"+portName, "-poweroff", "-log-level", "warn")
+	end := "-poweroff"
+	if k.Has(kernel.MMIOCmdline) {
+		end = "-restart" // without ACPI it cannot be switched off
+	}
+	args = append(args, "-mux", "virtio:"+portName, end, "-log-level", "warn")
 	if !c.Detached {
 		args = append(args, "-host-bound")
 	}

@@ -102,6 +102,7 @@ func (d *Driver) Features() vm.Features {
 		Snapshot:    true,
 		Disk:        true,
 		Detached:    true,
+		Base:        d.bootDigest(),
 	}
 }
 

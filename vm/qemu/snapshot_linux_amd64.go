@@ -210,10 +210,13 @@ func (d *Driver) manifest(ctx context.Context, c *vm.Config, accel string) (snap
 		}
 	}
 	m := snapshot.Of(c, Name, version+", "+machineType(&d.kernel.Manifest)+", "+accel, cpu)
-	m.Kernel = d.kernel.Digest + " " + filepath.Base(d.initramfs)
+	m.Kernel = d.bootDigest()
 	if m.Image, err = snapshot.ImageDigest(ctx, c); err != nil {
 		return snapshot.Manifest{}, err
 	}
 	m.Details = map[string]string{detailTSC: strconv.FormatUint(tsc.KHz(), 10)}
 	return m, nil
 }
+
+// bootDigest names what machines start with.
+func (d *Driver) bootDigest() string { return d.kernel.Digest + " " + filepath.Base(d.initramfs) }

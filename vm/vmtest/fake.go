@@ -44,6 +44,8 @@ type FakeOptions struct {
 	Console string
 	// Isolation is what Features tells; "fake" when empty.
 	Isolation string
+	// Base is what Features tells.
+	Base string
 }
 
 // Fake is a driver whose machines are goroutines of the test. It is stricter
@@ -125,7 +127,7 @@ func (f *Fake) Features() vm.Features {
 	if isolation == "" {
 		isolation = "fake"
 	}
-	return vm.Features{Isolation: isolation, Pause: true, Snapshot: true}
+	return vm.Features{Isolation: isolation, Pause: true, Snapshot: true, Base: f.opts.Base}
 }
 
 // Create implements vm.Driver.
