@@ -150,6 +150,9 @@ func (b *box) write(c store.Change, set func(*record)) error {
 	rec := b.rec
 	b.mu.Unlock()
 	set(&rec)
+	if len(c.Events) > 0 {
+		b.s.events.flush() // what was before stands before
+	}
 	row, err := rec.row()
 	if err != nil {
 		return err

@@ -47,6 +47,11 @@ func (s *Service) Create(ctx context.Context, owner Owner, o CreateOptions) (San
 	if err := o.validate(); err != nil {
 		return Sandbox{}, err
 	}
+	if o.OnTimeout == TimeoutPauses {
+		if err := s.canSave(o.PauseMemory); err != nil {
+			return Sandbox{}, err
+		}
+	}
 	src, err := s.source(ctx, owner, o.Template)
 	if err != nil {
 		return Sandbox{}, err
@@ -101,6 +106,11 @@ func (s *Service) launch(ctx context.Context, rec record, from *snap, by, kind, 
 		return b.make(ctx, from, by, kind, detail)
 	})
 	if err != nil {
+		return Sandbox{}, err
+	}
+	if err := context.Cause(ctx); err != nil {
+		// Nobody learns of it.
+		s.endLater(b, "killed", byDaemon, "its creation was given up")
 		return Sandbox{}, err
 	}
 	return b.view(), nil
@@ -182,6 +192,12 @@ func (s *Service) boot(ctx context.Context, id string, rec record, from *snap) (
 		return nil, nil, err
 	}
 	cfg := s.config(machine, &rec)
+	select {
+	case s.boots <- struct{}{}:
+		defer func() { <-s.boots }()
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
+	}
 	if from == nil {
 		made, err := s.o.Manager.CreateSandbox(ctx, cfg)
 		return made, func() {}, err

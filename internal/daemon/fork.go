@@ -43,7 +43,7 @@ func (s *Service) Snapshot(ctx context.Context, owner Owner, id ID, name string)
 
 // copied saves a running sandbox as a snapshot of a kind, which the caller has to drop.
 func (b *box) copied(ctx context.Context, kind, by, what, name string, into **snap) error {
-	if err := b.s.canSave(); err != nil {
+	if err := b.s.canSave(true); err != nil {
 		return err
 	}
 	b.touch()
@@ -59,11 +59,12 @@ func (b *box) copy(ctx context.Context, kind, by, what, name string) (_ *snap, e
 	b.mu.Lock()
 	machine := b.machine
 	b.mu.Unlock()
-	sn, err := newSnap(&rec, b.owner, kind)
+	sn, err := s.newSnap(&rec, b.owner, kind)
 	if err != nil {
 		return nil, err
 	}
 	if err := s.apply(store.Change{AddSnapshot: &sn.row}); err != nil {
+		s.forgetSnap(sn)
 		return nil, err
 	}
 	s.o.Failpoint("snapshot:intent")

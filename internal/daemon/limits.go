@@ -19,13 +19,18 @@ type Limits struct {
 	// VCPUs bounds the sum of their processors: 64 for each of this host when 0, no bound
 	// when negative.
 	VCPUs int
+	// Snapshots bounds the paused sandboxes and snapshots of one owner, which are on the
+	// disk; DefaultSnapshots when 0, no bound when negative.
+	Snapshots int
 }
 
 const (
 	// DefaultPerOwner is how many running sandboxes an owner may have.
 	DefaultPerOwner = 100
-	memoryFactor    = 2
-	vcpuFactor      = 64
+	// DefaultSnapshots is how many paused sandboxes and snapshots an owner may have.
+	DefaultSnapshots = 1000
+	memoryFactor     = 2
+	vcpuFactor       = 64
 	// retryOwn and retryHost are when to try again: what is one's own one can end.
 	retryOwn  = 10 * time.Second
 	retryHost = 2 * time.Second
@@ -37,6 +42,9 @@ type load struct{ memory, vcpus int }
 func (l Limits) withDefaults() (Limits, error) {
 	if l.PerOwner == 0 {
 		l.PerOwner = DefaultPerOwner
+	}
+	if l.Snapshots == 0 {
+		l.Snapshots = DefaultSnapshots
 	}
 	if l.VCPUs == 0 {
 		l.VCPUs = vcpuFactor * runtime.NumCPU()

@@ -22,7 +22,10 @@ func (s *Service) Pause(ctx context.Context, owner Owner, id ID, memory bool) er
 	return b.pause(ctx, memory, owner.ID, "", false, nil)
 }
 
-func (s *Service) canSave() error {
+func (s *Service) canSave(memory bool) error {
+	if !memory {
+		return fmt.Errorf("%w: a sandbox cannot be paused without its memory here; pause it with memory", ErrUnsupported)
+	}
 	if !s.o.Features.Snapshot {
 		return fmt.Errorf("%w: the driver of this host cannot save sandboxes; bouvet doctor shows what each can do", ErrUnsupported)
 	}
@@ -31,11 +34,8 @@ func (s *Service) canSave() error {
 
 // pause pauses a box; check is asked when nothing else is done with it.
 func (b *box) pause(ctx context.Context, memory bool, by, detail string, park bool, check func() error) error {
-	if err := b.s.canSave(); err != nil {
+	if err := b.s.canSave(memory); err != nil {
 		return err
-	}
-	if !memory {
-		return fmt.Errorf("%w: a sandbox cannot be paused without its memory here; pause it with memory", ErrUnsupported)
 	}
 	return b.do(ctx, opPause, saveTimeout, false, func() error {
 		if err := b.runsLocked(); err != nil {
@@ -60,11 +60,12 @@ func (b *box) runsLocked() error {
 func (b *box) save(ctx context.Context, by, detail string, park bool) (err error) {
 	s := b.s
 	rec := b.record()
-	sn, err := newSnap(&rec, b.owner, store.KindPause)
+	sn, err := s.newSnap(&rec, b.owner, store.KindPause)
 	if err != nil {
 		return err
 	}
 	if err := b.write(store.Change{AddSnapshot: &sn.row}, func(r *record) { r.state, r.saved = store.Pausing, sn.row.ID }); err != nil {
+		s.forgetSnap(sn)
 		return err
 	}
 	s.o.Failpoint("pause:intent")
@@ -76,9 +77,8 @@ func (b *box) save(ctx context.Context, by, detail string, park bool) (err error
 	err = s.keep(ctx, sn, machine)
 	s.o.Failpoint("pause:saved")
 	if err == nil {
-		sn.row.State = store.Ready
 		err = b.write(store.Change{
-			SetSnapshot: &sn.row, Durable: true,
+			SetSnapshot: s.mark(sn, store.Ready), Durable: true,
 			Events: []store.Event{event(b.id, "paused", by, detail)},
 		}, func(r *record) { r.state, r.Parked = store.Paused, park })
 	}
@@ -106,18 +106,23 @@ func (b *box) save(ctx context.Context, by, detail string, park bool) (err error
 	return nil
 }
 
+// mark gives a snapshot a state, and returns its row.
+func (s *Service) mark(sn *snap, state string) *store.Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sn.row.State = state
+	row := sn.row
+	return &row
+}
+
 // keep saves a machine as a snapshot that is written down.
 func (s *Service) keep(ctx context.Context, sn *snap, machine *bouvet.Sandbox) error {
-	s.mu.Lock()
-	s.snaps[sn.row.ID] = sn
-	s.mu.Unlock()
 	return s.o.Snapshots.Save(ctx, sn.row.ID, func(dir string) error { return machine.Snapshot(ctx, dir) })
 }
 
 // unsave lets a sandbox that could not be paused go on.
 func (b *box) unsave(sn *snap, machine *bouvet.Sandbox) error {
-	sn.row.State = store.Deleting
-	err := b.write(store.Change{SetSnapshot: &sn.row}, func(r *record) { r.state, r.saved, r.Parked = store.Running, "", false })
+	err := b.write(store.Change{SetSnapshot: b.s.mark(sn, store.Deleting)}, func(r *record) { r.state, r.saved, r.Parked = store.Running, "", false })
 	b.s.drop(sn)
 	b.mu.Lock()
 	defer b.mu.Unlock()

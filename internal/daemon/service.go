@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -61,6 +62,12 @@ const (
 	resumeTimeout = 5 * time.Minute
 )
 
+// Machines that start take turns: each then takes as long as one, and not as long as all.
+const (
+	minBoots    = 4
+	bootsPerCPU = 2
+)
+
 // A Service keeps sandboxes. Its methods are safe for concurrent use.
 type Service struct {
 	o   Options
@@ -69,6 +76,7 @@ type Service struct {
 	ctx        context.Context // ends what is under way
 	cancel     context.CancelCauseFunc
 	events     *eventLog
+	boots      chan struct{} // one for each machine that starts
 	background crew
 
 	mu       sync.Mutex
@@ -107,6 +115,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.boots = make(chan struct{}, max(minBoots, bootsPerCPU*runtime.NumCPU()))
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.events = newEventLog(o.Store, s.log)
 	if err := s.recover(ctx); err != nil {

@@ -39,8 +39,9 @@ func (sn *snap) name() string {
 	return sn.row.ID
 }
 
-// newSnap describes a snapshot that is to be made of a sandbox.
-func newSnap(rec *record, owner, kind string) (*snap, error) {
+// newSnap describes a snapshot that is to be made of a sandbox, if its owner may have one
+// more. Its caller has taken it.
+func (s *Service) newSnap(rec *record, owner, kind string) (*snap, error) {
 	sn := &snap{
 		spec: saved{Template: rec.Sandbox.Template, Alias: rec.Sandbox.Alias, VCPUs: rec.Sandbox.VCPUs, MemoryMiB: rec.Sandbox.MemoryMiB, Disk: rec.Disk},
 		// Others than those of users are nobody's choice, and go with their last use.
@@ -51,7 +52,26 @@ func newSnap(rec *record, owner, kind string) (*snap, error) {
 		return nil, fmt.Errorf("cannot write snapshot: %w", err)
 	}
 	sn.row = store.Snapshot{ID: newName(), Owner: owner, Sandbox: string(rec.Sandbox.ID), Kind: kind, State: store.Saving, CreatedAt: time.Now(), Spec: spec}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, other := range s.snaps {
+		if other.row.Owner == owner {
+			n++
+		}
+	}
+	if limit := s.o.Limits.Snapshots; limit > 0 && n >= limit {
+		return nil, &QuotaError{What: "paused sandboxes and snapshots of this key", Max: limit, RetryAfter: retryOwn}
+	}
+	s.snaps[sn.row.ID] = sn
 	return sn, nil
+}
+
+// forgetSnap forgets a snapshot that could not be written down.
+func (s *Service) forgetSnap(sn *snap) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.snaps, sn.row.ID)
 }
 
 // readSnap is a snapshot as the database has it.

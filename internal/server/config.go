@@ -153,6 +153,7 @@ func Settings() []Setting {
 		number("connections", "at most `N` connections to each listener", 1, func(c *Config) *int { return &c.Connections }),
 		number("max-sandboxes", "at most `N` running sandboxes of one key; 0 for 100, -1 for no limit", -1, func(c *Config) *int { return &c.Limits.PerOwner }),
 		number("max-memory-mib", "at most `N` MiB for all sandboxes; 0 for twice the host's, -1 for no limit", -1, func(c *Config) *int { return &c.Limits.MemoryMiB }),
+		number("max-snapshots", "at most `N` paused sandboxes and snapshots of one key; 0 for 1000, -1 for no limit", -1, func(c *Config) *int { return &c.Limits.Snapshots }),
 		number("max-vcpus", "at most `N` virtual CPUs of all sandboxes; 0 for 64 for each of the host's, -1 for no limit", -1, func(c *Config) *int { return &c.Limits.VCPUs }),
 		number("memory-mib", "`N` MiB of memory for each sandbox; 0 for 512", 0, func(c *Config) *int { return &c.MemoryMiB }),
 		number("vcpus", "`N` virtual CPUs for each sandbox; 0 for 2", 0, func(c *Config) *int { return &c.VCPUs }),
