@@ -99,6 +99,8 @@ type box struct {
 	timer    *time.Timer     // strikes then; guarded by mu
 	used     time.Time       // when somebody last wanted something of it; guarded by mu
 
+	metrics []Metric // guarded by mu
+
 	gone chan struct{} // closed when all of it is removed
 }
 
@@ -259,6 +261,7 @@ func (b *box) running(machine *bouvet.Sandbox, free func()) {
 	defer b.mu.Unlock()
 	b.machine, b.free, b.ended = machine, free, make(chan struct{})
 	b.s.background.run(func() { b.watch(machine) })
+	b.s.background.run(func() { b.sample(machine) })
 	b.armLocked(b.rec.Sandbox.EndAt)
 }
 

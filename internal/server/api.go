@@ -8,7 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bouvet-run/bouvet/e2b"
 	"github.com/bouvet-run/bouvet/internal/daemon"
+)
+
+// The API stands on the service.
+var (
+	_ e2b.Backend = (*daemon.Service)(nil)
+	_ e2b.Data    = (*daemon.Service)(nil)
 )
 
 const (
