@@ -1,0 +1,177 @@
+package daemon_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/bouvet-run/bouvet"
+	"github.com/bouvet-run/bouvet/image/imagetest"
+	"github.com/bouvet-run/bouvet/internal/daemon"
+	"github.com/bouvet-run/bouvet/internal/snapstore"
+	"github.com/bouvet-run/bouvet/internal/store"
+	"github.com/bouvet-run/bouvet/internal/testutil"
+	"github.com/bouvet-run/bouvet/local"
+	"github.com/bouvet-run/bouvet/vm/gvisor"
+)
+
+const realVictim = "daemon-with-real-sandboxes"
+
+// helper is a program that can become a sandbox's kernel.
+func helper(t testing.TB) string {
+	t.Helper()
+	if _, err := local.Driver(t.Context(), local.Options{Driver: gvisor.Name}); err == nil && !raceEnabled {
+		return ""
+	}
+	for _, path := range []string{os.Getenv("BOUVET_HELPER"), "../../bin/bouvet"} {
+		if path, err := filepath.Abs(path); err == nil {
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+				return path
+			}
+		}
+	}
+	t.Skip("this test binary cannot become a sandbox's kernel: run make build, name a bouvet binary in BOUVET_HELPER, or test with CGO_ENABLED=0")
+	return ""
+}
+
+// openReal starts a Service on gVisor with its state in dir and the images of the default
+// state directory.
+func openReal(ctx context.Context, dir, exe string) (d *daemon.Service, closer func() error, err error) {
+	db, err := store.Open(ctx, filepath.Join(dir, "state.db"), true)
+	if err != nil {
+		return nil, nil, err
+	}
+	o := local.Options{StateDir: dir, Driver: gvisor.Name, Exe: exe}
+	driver, err := local.Driver(ctx, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	images, err := local.Store(local.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	saved := filepath.Join(dir, "saved")
+	if err := os.MkdirAll(saved, 0o700); err != nil {
+		return nil, nil, err
+	}
+	snaps, err := snapstore.Open(saved)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := bouvet.NewManager(bouvet.ManagerOptions{Driver: driver, Images: local.Images(images), Snapshots: snaps, MaxSandboxes: -1})
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err = daemon.New(ctx, daemon.Options{
+		Manager: m, Features: driver.Features(), Store: db, Snapshots: snaps, Images: images, MemoryMiB: 64,
+		Sweep: func(ctx context.Context) error { _, err := local.Sweep(ctx, o, true); return err },
+	})
+	return d, db.Close, err
+}
+
+// realVictimMain creates sandboxes until it is killed.
+func realVictimMain() int {
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience(time.Minute))
+	defer cancel()
+	if err := realVictimLife(ctx, os.Args[1], os.Args[2]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	return 1
+}
+
+func realVictimLife(ctx context.Context, dir, exe string) error {
+	d, _, err := openReal(ctx, dir, exe)
+	if err != nil {
+		return err
+	}
+	sb, err := d.Create(ctx, alice, daemon.CreateOptions{AutoResume: true})
+	if err != nil {
+		return err
+	}
+	u, err := d.Use(ctx, sb.ID)
+	if err != nil {
+		return err
+	}
+	if err := u.Machine.WriteFile(ctx, "/root/file", "kept\n"); err != nil {
+		return err
+	}
+	if err := d.Pause(ctx, alice, sb.ID, true); err != nil {
+		return err
+	}
+	fmt.Println("paused", sb.ID)
+	var all sync.WaitGroup
+	for range 30 {
+		all.Go(func() {
+			if sb, err := d.Create(ctx, alice, daemon.CreateOptions{}); err == nil {
+				fmt.Println("running", sb.ID)
+			}
+		})
+	}
+	all.Wait()
+	return errors.New("nobody killed it")
+}
+
+// T32: kill -9 during 30 concurrent creations of real sandboxes. The next daemon has the
+// paused one with its files, and nothing of the others is left.
+func TestARealDaemonThatIsKilled(t *testing.T) {
+	imagetest.Default(t)
+	exe := helper(t)
+	dir := t.TempDir()
+	testutil.Ledger(t, testutil.Scope{Dirs: []string{mkdir(t, dir, "machines")}})
+	cmd := testutil.Reexec(t, realVictim, dir, exe)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var paused daemon.ID
+	running := 0
+	for lines := bufio.NewScanner(out); running < 3 && lines.Scan(); {
+		switch what, id, _ := strings.Cut(lines.Text(), " "); what {
+		case "paused":
+			paused = daemon.ID(id)
+		case "running":
+			running++
+		}
+	}
+	if running < 3 {
+		t.Fatal("the daemon failed by itself")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+
+	began := time.Now()
+	d, closer, err := openReal(t.Context(), dir, exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the next daemon was ready after %v", time.Since(began))
+	if left, err := local.Sweep(t.Context(), local.Options{StateDir: dir, Driver: gvisor.Name}, false); err != nil || len(left) != 0 {
+		t.Errorf("left of the machines: %+v, %v", left, err)
+	}
+	page, err := d.List(t.Context(), alice, daemon.Filter{})
+	if err != nil || len(page.Sandboxes) != 1 || page.Sandboxes[0].ID != paused {
+		t.Errorf("sandboxes %+v, %v", page, err)
+	}
+	u, err := d.Use(t.Context(), paused)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := u.Machine.ReadFile(t.Context(), "/root/file"); err != nil || text != "kept\n" {
+		t.Errorf("its file holds %q, %v", text, err)
+	}
+	if err := errors.Join(d.Close(t.Context(), daemon.CloseKills), closer()); err != nil {
+		t.Error(err)
+	}
+}
