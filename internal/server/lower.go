@@ -41,8 +41,12 @@ func thisMachine(exe string) func(context.Context, *Config, string, *slog.Logger
 		if err != nil {
 			return Lower{}, err
 		}
+		bases, err := local.Bases(o)
+		if err != nil {
+			return Lower{}, err
+		}
 		manager, err := bouvet.NewManager(bouvet.ManagerOptions{
-			Driver: driver, Images: local.Images(images), Snapshots: snapshots,
+			Driver: driver, Images: local.Images(images), Snapshots: snapshots, Bases: bases,
 			Defaults: local.Defaults(ctx, driver, bouvet.Config{}), MaxSandboxes: -1, Log: log,
 		})
 		if err != nil {
