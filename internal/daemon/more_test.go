@@ -169,6 +169,7 @@ func TestListsAreInOrderAndPaged(t *testing.T) {
 	}
 }
 
+// T45: no key, an empty, a wrong, a malformed and a revoked one open nothing.
 func TestKeysOpenDoorsUntilTheyAreRevoked(t *testing.T) {
 	h := newHouse(t)
 	ctx := t.Context()
