@@ -177,14 +177,20 @@ func (s *server) listen(ctx context.Context) error {
 	return nil
 }
 
+// newHTTPServer returns a server with the bounds of all listeners.
+func newHTTPServer(c *crowd, h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ConnState: c.state,
+		ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+	}
+}
+
 // serve answers requests that a listener accepts.
 func (s *server) serve(l net.Listener, h http.Handler, config *tls.Config, connContext func(context.Context, net.Conn) context.Context) {
 	c := newCrowd(s.o.Config.Connections)
-	srv := &http.Server{
-		Handler: h, TLSConfig: config, ConnContext: connContext, ConnState: c.state,
-		ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
+	srv := newHTTPServer(c, h)
+	srv.TLSConfig, srv.ConnContext = config, connContext
+	srv.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
 	s.servers, s.crowds = append(s.servers, srv), append(s.crowds, c)
 	s.serving.Go(func() {
 		var err error
