@@ -20,6 +20,7 @@ import (
 	"github.com/bouvet-run/bouvet/internal/testutil"
 	"github.com/bouvet-run/bouvet/local"
 	"github.com/bouvet-run/bouvet/vm/gvisor"
+	"github.com/bouvet-run/bouvet/vm/qemu"
 )
 
 const realVictim = "daemon-with-real-sandboxes"
@@ -41,14 +42,17 @@ func helper(t testing.TB) string {
 	return ""
 }
 
-// openReal starts a Service on gVisor with its state in dir and the images of the default
+// openReal starts a Service on a driver with its state in dir and the images of the default
 // state directory.
-func openReal(ctx context.Context, dir, exe string) (d *daemon.Service, closer func() error, err error) {
+func openReal(ctx context.Context, driverName, dir, exe string) (d *daemon.Service, closer func() error, err error) {
 	db, err := store.Open(ctx, filepath.Join(dir, "state.db"), true)
 	if err != nil {
 		return nil, nil, err
 	}
-	o := local.Options{StateDir: dir, Driver: gvisor.Name, Exe: exe}
+	o := local.Options{StateDir: dir, Driver: driverName, Exe: exe}
+	if driverName == qemu.Name {
+		o.StateDir = "" // where the kernels are
+	}
 	driver, err := local.Driver(ctx, o)
 	if err != nil {
 		return nil, nil, err
@@ -65,12 +69,12 @@ func openReal(ctx context.Context, dir, exe string) (d *daemon.Service, closer f
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := bouvet.NewManager(bouvet.ManagerOptions{Driver: driver, Images: local.Images(images), Snapshots: snaps, MaxSandboxes: -1})
+	m, err := bouvet.NewManager(bouvet.ManagerOptions{Driver: driver, Images: local.Images(images), Snapshots: snaps, Defaults: local.Defaults(ctx, driver, bouvet.Config{}), MaxSandboxes: -1})
 	if err != nil {
 		return nil, nil, err
 	}
 	d, err = daemon.New(ctx, daemon.Options{
-		Manager: m, Features: driver.Features(), Store: db, Snapshots: snaps, Images: images, MemoryMiB: 64,
+		Manager: m, Features: driver.Features(), Store: db, Snapshots: snaps, Images: images, MemoryMiB: 128,
 		Sweep: func(ctx context.Context) error { _, err := local.Sweep(ctx, o, true); return err },
 	})
 	return d, db.Close, err
@@ -87,7 +91,7 @@ func realVictimMain() int {
 }
 
 func realVictimLife(ctx context.Context, dir, exe string) error {
-	d, _, err := openReal(ctx, dir, exe)
+	d, _, err := openReal(ctx, gvisor.Name, dir, exe)
 	if err != nil {
 		return err
 	}
@@ -152,7 +156,7 @@ func TestARealDaemonThatIsKilled(t *testing.T) {
 	_ = cmd.Wait()
 
 	began := time.Now()
-	d, closer, err := openReal(t.Context(), dir, exe)
+	d, closer, err := openReal(t.Context(), gvisor.Name, dir, exe)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,4 +178,103 @@ func TestARealDaemonThatIsKilled(t *testing.T) {
 	if err := errors.Join(d.Close(t.Context(), daemon.CloseKills), closer()); err != nil {
 		t.Error(err)
 	}
+}
+
+// The life of real sandboxes: paused and resumed, saved, copied, created again of what was
+// saved, ended. A detached command goes on through it.
+func TestARealLife(t *testing.T) {
+	imagetest.Default(t)
+	exe := helper(t)
+	for _, driver := range []string{gvisor.Name, qemu.Name} {
+		t.Run(driver, func(t *testing.T) {
+			dir := t.TempDir()
+			d, closer, err := openReal(t.Context(), driver, dir, exe)
+			if driver == qemu.Name && err != nil {
+				t.Skipf("QEMU is not ready: %v: run `apt-get install qemu-system-x86`, `bouvet kernel fetch` and `make build`", err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := errors.Join(d.Close(t.Context(), daemon.CloseKills), closer()); err != nil {
+					t.Error(err)
+				}
+			}()
+			realLife(t, d)
+		})
+	}
+}
+
+func realLife(t *testing.T, d *daemon.Service) {
+	ctx := t.Context()
+	sb, err := d.Create(ctx, alice, daemon.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(id daemon.ID, want string) {
+		t.Helper()
+		u, err := d.Use(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := u.Machine.Command(ctx, "sh", "-c", "cat /root/file; pgrep -c sleep").Output()
+		if err != nil || string(out) != want {
+			t.Errorf("%s says %q, %v", id, out, err)
+		}
+	}
+	u, err := d.Use(ctx, sb.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := u.Machine.WriteFile(ctx, "/root/file", "kept\n"); err != nil {
+		t.Fatal(err)
+	}
+	sleep := u.Machine.Command(ctx, "sleep", "1000")
+	sleep.Detach = true
+	if err := errors.Join(sleep.Start(), sleep.Release()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Pause(ctx, alice, sb.ID, true); errors.Is(err, daemon.ErrUnsupported) {
+		t.Skipf("the driver cannot save sandboxes on this host: %v: run `bouvet doctor`", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if _, resumed, err := d.Connect(ctx, alice, sb.ID, 0, true); err != nil || !resumed {
+		t.Fatalf("connect: %v, %v", resumed, err)
+	}
+	t.Logf("resumed in %v", time.Since(began))
+	say(sb.ID, "kept\n1\n")
+	sn, err := d.Snapshot(ctx, alice, sb.ID, "name")
+	if err != nil {
+		t.Fatal(err)
+	}
+	forks, err := d.Fork(ctx, alice, sb.ID, 2, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range forks {
+		if f.Err != nil {
+			t.Fatal(f.Err)
+		}
+		say(f.Sandbox.ID, "kept\n1\n")
+	}
+	if err := d.Kill(ctx, alice, sb.ID); err != nil {
+		t.Error(err)
+	}
+	made, err := d.Create(ctx, alice, daemon.CreateOptions{Template: "name"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	say(made.ID, "kept\n1\n")
+	if err := d.Pause(ctx, alice, made.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.DeleteTemplate(ctx, alice, sn.ID); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := d.Connect(ctx, alice, made.ID, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	say(made.ID, "kept\n1\n")
 }
