@@ -60,7 +60,7 @@ unless --owner names one, so that several keys can be of one owner.`,
 				}
 				if asJSON {
 					return writeJSON(w.stdout, struct {
-						APIKey string `json:"key"`
+						APIKey string `json:"api_key"`
 						daemon.Key
 					}{key, k})
 				}

@@ -11,12 +11,15 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/bouvet-run/bouvet/image/imagetest"
 	"github.com/bouvet-run/bouvet/internal/guest"
 	"github.com/bouvet-run/bouvet/internal/statedir"
+	"github.com/bouvet-run/bouvet/internal/testutil"
+	"github.com/bouvet-run/bouvet/internal/wait"
 	"github.com/bouvet-run/bouvet/local"
 )
 
@@ -48,6 +51,7 @@ func (t tests) Run() int {
 func bouvetMain() {
 	w := systemWorld()
 	w.backend = localBackend{images: os.Getenv(imagesVar), exe: os.Getenv(helperVar)}
+	w.serveExe = os.Getenv(helperVar)
 	os.Exit(run(context.Background(), w, os.Args[1:]))
 }
 
@@ -127,8 +131,23 @@ func TestScripts(t *testing.T) {
 			e.Vars = append(e.Vars, "TERM=dumb")
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "appears": appears},
 	})
+}
+
+// appears FILE waits until there is such a file.
+func appears(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: appears FILE")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience(30*time.Second))
+	defer cancel()
+	if err := wait.Until(ctx, func() (bool, error) {
+		_, err := os.Lstat(ts.MkAbs(args[0]))
+		return err == nil, nil
+	}); err != nil {
+		ts.Fatalf("%s does not appear: %v", args[0], err)
+	}
 }
 
 // exits CODE COMMAND... runs a command that must end with that exit code.

@@ -18,15 +18,13 @@ import (
 	"github.com/bouvet-run/bouvet/internal/snapstore"
 	"github.com/bouvet-run/bouvet/internal/store"
 	"github.com/bouvet-run/bouvet/internal/testutil"
-	"github.com/bouvet-run/bouvet/local"
 	"github.com/bouvet-run/bouvet/vm/vmtest"
 )
 
 const victim = "daemon-that-is-killed"
 
 func TestMain(m *testing.M) {
-	local.Dispatch()
-	testutil.Personas(map[string]func() int{victim: victimMain, realVictim: realVictimMain})
+	testutil.Personas(map[string]func() int{victim: victimMain})
 	os.Exit(m.Run())
 }
 

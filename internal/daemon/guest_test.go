@@ -1,6 +1,9 @@
 package daemon
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // What a guest says of itself may be anything.
 func TestWhatAGuestSaysOfItself(t *testing.T) {
@@ -32,4 +35,37 @@ func TestHostMemory(t *testing.T) {
 	if n, err := hostMemory(); err != nil || n < 64 {
 		t.Errorf("this host has %d MiB, %v", n, err)
 	}
+}
+
+// The token of a page is a client's: it is refused, or it is one that we could have made.
+func FuzzPageToken(f *testing.F) {
+	f.Add("")
+	f.Add("MS9pMQ")
+	f.Add((place{1 << 60, "i2"}).token())
+	f.Fuzz(func(t *testing.T, token string) {
+		p, err := parseToken(token)
+		if err != nil || p == nil {
+			return
+		}
+		again, err := parseToken(p.token())
+		if err != nil || *again != *p || len(token) > maxToken {
+			t.Errorf("%q is %+v, and then %+v, %v", token, p, again, err)
+		}
+	})
+}
+
+// What a guest says is read without harm.
+func FuzzGuestAccount(f *testing.F) {
+	f.Add("cpu  1 2 3 4 5 6 7 8 9 10\n")
+	f.Add("MemTotal: 1 kB\nMemAvailable: 2 kB\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		if n := busyTicks([]byte(text)); n < 0 {
+			t.Errorf("%d ticks", n)
+		}
+		for k, n := range kibibytes([]byte(text)) {
+			if n < 0 || strings.Contains(k, "\n") {
+				t.Errorf("%q is %d", k, n)
+			}
+		}
+	})
 }

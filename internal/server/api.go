@@ -27,19 +27,15 @@ const (
 
 // handler is what all listeners serve.
 func (s *server) handler() http.Handler {
-	domain, _, err := s.o.Config.domain()
-	if s.o.Config.Domain == "" || err != nil {
-		domain = ""
-	}
-	return &gate{domain: domain, extra: s.o.Config.AllowHosts, next: bounded(s.own(http.HandlerFunc(nothing)))}
+	return &gate{domain: s.domainName(), extra: s.o.Config.AllowHosts, next: s.own(bounded(http.HandlerFunc(nothing)))}
 }
 
 // own serves what is the daemon's own business, and hands on the rest.
 func (s *server) own(next http.Handler) http.Handler {
-	metrics := s.metrics(s.newMetrics())
+	metrics, domain := s.metrics(s.newMetrics()), s.domainName()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// A request for a sandbox says so; it may have the same paths.
-		if r.Header.Get("E2b-Sandbox-Id") != "" || (&gate{domain: s.domainName()}).sandboxed(r.Host) {
+		if r.Header.Get("E2b-Sandbox-Id") != "" || sandboxed(r.Host, domain) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -52,6 +48,7 @@ func (s *server) own(next http.Handler) http.Handler {
 	})
 }
 
+// domainName is the domain without the port; empty without one.
 func (s *server) domainName() string {
 	if s.o.Config.Domain == "" {
 		return ""

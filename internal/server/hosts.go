@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +25,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusForbidden, "this host name is not one of this server's; see --allow-hosts")
 		return
 	}
-	if origins := r.Header.Values("Origin"); !g.sandboxed(r.Host) && slices.ContainsFunc(origins, func(o string) bool { return !g.ours(o, r.Host) }) {
+	if origins := r.Header.Values("Origin"); !sandboxed(r.Host, g.domain) && slices.ContainsFunc(origins, func(o string) bool { return !g.ours(o, r.Host) }) {
 		refuse(w, http.StatusForbidden, "requests from pages of other origins are refused")
 		return
 	}
@@ -44,14 +45,13 @@ func (g *gate) known(host string) bool {
 	return g.domain != "" && (name == g.domain || strings.HasSuffix(name, "."+g.domain))
 }
 
-// sandboxed reports whether a Host header names a port of a sandbox: what runs there
-// decides about origins itself.
-func (g *gate) sandboxed(host string) bool {
-	name := hostname(host)
-	label, rest, _ := strings.Cut(name, ".")
+// sandboxed reports whether a Host header names a port of a sandbox under a domain: what
+// runs there decides about origins itself.
+func sandboxed(host, domain string) bool {
+	label, rest, _ := strings.Cut(hostname(host), ".")
 	port, _, ok := strings.Cut(label, "-")
 	_, err := strconv.ParseUint(port, 10, 16)
-	return ok && err == nil && g.domain != "" && rest == g.domain
+	return ok && err == nil && domain != "" && rest == domain
 }
 
 // ours reports whether an Origin header is of a page that may send requests to host: one
@@ -62,33 +62,41 @@ func (g *gate) ours(origin, host string) bool {
 		return false
 	}
 	name := hostname(u.Host)
-	if name == "" || g.sandboxed(u.Host) {
+	if name == "" || sandboxed(u.Host, g.domain) {
 		return false
 	}
 	return name == hostname(host) || net.ParseIP(name) == nil && g.known(u.Host) || net.ParseIP(name).IsLoopback()
 }
 
-// hostname is the name in a Host header in lower case, empty if it is malformed.
+var namePattern = regexp.MustCompile(`^[a-z0-9_-]+(\.[a-z0-9_-]+)*$`)
+
+// hostname is the name or address in a Host header in lower case, empty if it is
+// malformed.
 func hostname(host string) string {
-	if strings.ContainsAny(host, "@/\\?# ") {
-		return ""
-	}
-	name := host
-	if strings.HasPrefix(host, "[") || strings.Contains(host, ":") {
-		h, port, err := net.SplitHostPort(host)
-		switch {
-		case err == nil:
-			if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-				return ""
-			}
-			name = h
-		case strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"):
-			name = host[1 : len(host)-1]
-		default:
-			return ""
+	name, literal := host, false
+	if rest, ok := strings.CutPrefix(host, "["); ok {
+		if name, literal = strings.CutSuffix(rest, "]"); !literal {
+			name = ""
 		}
 	}
-	return strings.TrimSuffix(strings.ToLower(name), ".")
+	if !literal && strings.Contains(host, ":") {
+		h, port, err := net.SplitHostPort(host)
+		if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
+			return ""
+		}
+		name, literal = h, strings.HasPrefix(host, "[")
+	}
+	name = strings.ToLower(name)
+	if literal {
+		if ip := net.ParseIP(name); ip == nil || !strings.Contains(name, ":") {
+			return ""
+		}
+		return name
+	}
+	if name = strings.TrimSuffix(name, "."); !namePattern.MatchString(name) {
+		return ""
+	}
+	return name
 }
 
 // refuse answers in the form of the API.

@@ -201,6 +201,29 @@ func TestServe(t *testing.T) {
 	}
 }
 
+// The service manager is told when requests are answered, and when the end begins.
+func TestTheServiceManagerIsTold(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	var lc net.ListenConfig
+	c, err := lc.ListenPacket(t.Context(), "unixgram", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	t.Setenv("NOTIFY_SOCKET", path)
+	r := start(t, t.TempDir(), nil)
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"READY=1", "STOPPING=1"} {
+		b := make([]byte, 100)
+		_ = c.SetReadDeadline(time.Now().Add(testutil.Patience(10 * time.Second)))
+		if n, _, err := c.ReadFrom(b); err != nil || string(b[:n]) != want {
+			t.Errorf("told %q, %v; want %q", b[:n], err, want)
+		}
+	}
+}
+
 // T46: nobody else can connect to the socket, and what is in its place stays.
 func TestTheSocketIsPrivate(t *testing.T) {
 	dir := t.TempDir()
@@ -275,6 +298,22 @@ func TestHostsAndOrigins(t *testing.T) {
 			t.Errorf("host %q, origin %q: %d, not %d", tt.host, tt.origin, w.code, tt.want)
 		}
 	}
+}
+
+// What a client calls its host is taken apart without harm, and in one way only.
+func FuzzHostname(f *testing.F) {
+	for _, host := range []string{"localhost", "[::1]:80", "8000-i1.sbx.test:8443", "a@b", "[", "]", "::", "x:y", ".", "a..b"} {
+		f.Add(host)
+	}
+	f.Fuzz(func(t *testing.T, host string) {
+		name := hostname(host)
+		if strings.ContainsAny(name, "@/\\?# ") || name != strings.ToLower(name) {
+			t.Errorf("%q is the host %q", host, name)
+		}
+		if again := hostname(net.JoinHostPort(name, "80")); name != "" && again != name {
+			t.Errorf("%q is the host %q, which is the host %q", host, name, again)
+		}
+	})
 }
 
 type status struct {

@@ -23,7 +23,24 @@ import (
 	"github.com/bouvet-run/bouvet/vm/qemu"
 )
 
-const realVictim = "daemon-with-real-sandboxes"
+const victim = "daemon-with-real-sandboxes"
+
+func TestMain(m *testing.M) {
+	local.Dispatch()
+	testutil.Personas(map[string]func() int{victim: victimMain})
+	os.Exit(m.Run())
+}
+
+var alice = daemon.Owner{ID: "alice", Name: "Alice"}
+
+func mkdir(t *testing.T, elem ...string) string {
+	t.Helper()
+	dir := filepath.Join(elem...)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
 
 // helper is a program that can become a sandbox's kernel.
 func helper(t testing.TB) string {
@@ -80,17 +97,17 @@ func openReal(ctx context.Context, driverName, dir, exe string) (d *daemon.Servi
 	return d, db.Close, err
 }
 
-// realVictimMain creates sandboxes until it is killed.
-func realVictimMain() int {
+// victimMain creates sandboxes until it is killed.
+func victimMain() int {
 	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience(time.Minute))
 	defer cancel()
-	if err := realVictimLife(ctx, os.Args[1], os.Args[2]); err != nil {
+	if err := victimLife(ctx, os.Args[1], os.Args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	return 1
 }
 
-func realVictimLife(ctx context.Context, dir, exe string) error {
+func victimLife(ctx context.Context, dir, exe string) error {
 	d, _, err := openReal(ctx, gvisor.Name, dir, exe)
 	if err != nil {
 		return err
@@ -129,7 +146,7 @@ func TestARealDaemonThatIsKilled(t *testing.T) {
 	exe := helper(t)
 	dir := t.TempDir()
 	testutil.Ledger(t, testutil.Scope{Dirs: []string{mkdir(t, dir, "machines")}})
-	cmd := testutil.Reexec(t, realVictim, dir, exe)
+	cmd := testutil.Reexec(t, victim, dir, exe)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
