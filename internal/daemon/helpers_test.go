@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,14 @@ func (images) List(context.Context) ([]image.Info, error) {
 	return []image.Info{{Name: bouvet.DefaultImage}, {Name: "broken", Problem: "it is"}, {Name: "other"}}, nil
 }
 
+// pins counts who holds images.
+type pins struct{ held atomic.Int32 }
+
+func (p *pins) Acquire(context.Context, string) (bouvet.Image, error) {
+	p.held.Add(1)
+	return bouvet.Image{Path: "/image", Release: func() { p.held.Add(-1) }}, nil
+}
+
 // A house is a Service with all that it stands on, and can be left and entered again as
 // by another process.
 type house struct {
@@ -40,6 +49,7 @@ type house struct {
 	driver  vm.Driver
 	options daemon.Options
 	db      *store.Store
+	pins    pins
 	closed  bool
 }
 
@@ -77,6 +87,7 @@ func (h *house) open() {
 		h.t.Fatal(err)
 	}
 	o := h.options
+	o.Pins = &h.pins
 	o.Manager, o.Store, o.Snapshots, o.Features = manager, db, snaps, h.driver.Features()
 	if o.Images == nil {
 		o.Images = images{}
@@ -97,6 +108,9 @@ func (h *house) close(how daemon.AtClose) {
 	defer cancel()
 	if err := h.Close(ctx, how); err != nil {
 		h.t.Errorf("close: %v", err)
+	}
+	if n := h.pins.held.Load(); n != 0 {
+		h.t.Errorf("%d images are held after the end", n)
 	}
 	if err := h.db.Close(); err != nil {
 		h.t.Errorf("close database: %v", err)

@@ -209,11 +209,17 @@ func TestWhatWasRunningIsPausedAtTheEndAndWakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if n := h.pins.held.Load(); n != 1 {
+		t.Errorf("%d images are held for snapshots of one image", n)
+	}
 	h.close(daemon.ClosePauses)
 	if _, err := h.Create(t.Context(), alice, daemon.CreateOptions{}); !errors.Is(err, daemon.ErrDraining) {
 		t.Errorf("create after the end: %v", err)
 	}
 	h.open()
+	if n := h.pins.held.Load(); n != 1 {
+		t.Errorf("%d images are held after a restart", n)
+	}
 	h.run(sb.ID, "true") // wakes by itself: nobody had asked for its pause
 	got, err := h.Get(t.Context(), alice, sb.ID)
 	if err != nil || got.Metadata["a"] != "b" || got.State != daemon.StateRunning {

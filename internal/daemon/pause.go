@@ -117,7 +117,11 @@ func (s *Service) mark(sn *snap, state string) *store.Snapshot {
 
 // keep saves a machine as a snapshot that is written down.
 func (s *Service) keep(ctx context.Context, sn *snap, machine *bouvet.Sandbox) error {
-	return s.o.Snapshots.Save(ctx, sn.row.ID, func(dir string) error { return machine.Snapshot(ctx, dir) })
+	err := s.o.Snapshots.Save(ctx, sn.row.ID, func(dir string) error { return machine.Snapshot(ctx, dir) })
+	if err == nil {
+		s.pin(ctx, sn)
+	}
+	return err
 }
 
 // unsave lets a sandbox that could not be paused go on.

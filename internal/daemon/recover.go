@@ -56,6 +56,9 @@ func (s *Service) recover(ctx context.Context) error {
 	for _, sn := range unused {
 		s.remove(sn)
 	}
+	for _, sn := range s.snaps {
+		s.pin(ctx, sn)
+	}
 	return nil
 }
 
@@ -223,6 +226,7 @@ func (s *Service) Close(ctx context.Context, how AtClose) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
 	errs = append(errs, s.o.Manager.Close(late))
+	s.unpin()
 	s.events.close()
 	return errors.Join(errs...)
 }

@@ -36,6 +36,9 @@ type Options struct {
 	Snapshots *snapstore.Store
 	// Images are the templates. Without it there are none.
 	Images Images
+	// Pins holds the images of snapshots, as the manager's does those of machines; nil for
+	// images that nobody removes.
+	Pins bouvet.Images
 	// Sweep removes what dead processes left of machines; nil for nothing.
 	Sweep func(ctx context.Context) error
 	// Limits bound what there may be at once.
@@ -83,6 +86,7 @@ type Service struct {
 	draining bool              // guarded by mu
 	boxes    map[ID]*box       // guarded by mu
 	snaps    map[string]*snap  // guarded by mu
+	pins     map[string]*pin   // by the digests of images; guarded by mu
 	load     load              // guarded by mu
 	owners   map[string]int    // machines of each owner; guarded by mu
 	keyUsed  map[string]string // the minute in which a key was last seen; guarded by mu
@@ -110,7 +114,7 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	}
 	s := &Service{
 		o: o, log: o.Log,
-		boxes: map[ID]*box{}, snaps: map[string]*snap{}, owners: map[string]int{}, keyUsed: map[string]string{},
+		boxes: map[ID]*box{}, snaps: map[string]*snap{}, pins: map[string]*pin{}, owners: map[string]int{}, keyUsed: map[string]string{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -27,6 +27,8 @@ type snap struct {
 	spec saved
 	// refs counts the sandboxes that are it, or whose machines were restored from it.
 	refs int // guarded by Service.mu
+	// image is the digest of the image that is held for it.
+	image string // guarded by Service.mu
 	// doomed ones go with the last of them.
 	doomed bool // guarded by Service.mu
 }
@@ -125,6 +127,7 @@ func (s *Service) remove(sn *snap) {
 		err = s.apply(store.Change{DropSnapshot: sn.row.ID})
 	}
 	s.mu.Lock()
+	s.unpinLocked(sn)
 	delete(s.snaps, sn.row.ID)
 	s.mu.Unlock()
 	if err != nil {

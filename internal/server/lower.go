@@ -18,6 +18,7 @@ type Lower struct {
 	Driver    vm.Driver
 	Snapshots *snapstore.Store
 	Images    daemon.Images
+	Pins      bouvet.Images
 	Sweep     func(ctx context.Context) error
 }
 
@@ -56,7 +57,7 @@ func thisMachine(exe string) func(context.Context, *Config, string, *slog.Logger
 			_, err := local.Sweep(ctx, o, true)
 			return err
 		}
-		return Lower{Manager: manager, Driver: driver, Snapshots: snapshots, Images: images, Sweep: sweep}, nil
+		return Lower{Manager: manager, Driver: driver, Snapshots: snapshots, Images: images, Pins: local.Images(images), Sweep: sweep}, nil
 	}
 }
 

@@ -94,7 +94,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	s.service, err = daemon.New(ctx, daemon.Options{
-		Manager: base.Manager, Features: base.Driver.Features(), Store: db, Snapshots: base.Snapshots, Images: base.Images, Sweep: base.Sweep,
+		Manager: base.Manager, Features: base.Driver.Features(), Store: db, Snapshots: base.Snapshots, Images: base.Images, Pins: base.Pins, Sweep: base.Sweep,
 		Limits: o.Config.Limits, MemoryMiB: o.Config.MemoryMiB, VCPUs: o.Config.VCPUs, DiskMiB: o.Config.DiskMiB, Log: s.log,
 	})
 	if err != nil {

@@ -91,7 +91,7 @@ func openReal(ctx context.Context, driverName, dir, exe string) (d *daemon.Servi
 		return nil, nil, err
 	}
 	d, err = daemon.New(ctx, daemon.Options{
-		Manager: m, Features: driver.Features(), Store: db, Snapshots: snaps, Images: images, MemoryMiB: 128,
+		Manager: m, Features: driver.Features(), Store: db, Snapshots: snaps, Images: images, Pins: local.Images(images), MemoryMiB: 128,
 		Sweep: func(ctx context.Context) error { _, err := local.Sweep(ctx, o, true); return err },
 	})
 	return d, db.Close, err
@@ -234,7 +234,7 @@ func realLife(t *testing.T, d *daemon.Service) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := u.Machine.Command(ctx, "sh", "-c", "cat /root/file; pgrep -c sleep").Output()
+		out, err := u.Machine.Command(ctx, "sh", "-c", "cat /root/file; pgrep -c sleep").Output() //nolint:contextcheck // it is the command's own.
 		if err != nil || string(out) != want {
 			t.Errorf("%s says %q, %v", id, out, err)
 		}
