@@ -52,7 +52,7 @@ in the state directory. With --domain, sandboxes have names of their own under T
 Every setting can be given as a flag, else in the environment ($BOUVET_ and its name in
 capitals with underscores), else in the YAML file of --config, by the flag's name. At
 the first SIGTERM or SIGINT nothing more is created, requests may end in the time of
---drain, and running sandboxes are paused, or ended, as --at-exit says; the second ends
+--drain, and with running sandboxes is done what --at-exit says; the second ends
 the daemon at once, and the next start finds what it left.`,
 		Example: `  bouvet serve
   bouvet serve --listen 127.0.0.1:3901 --max-sandboxes 20

@@ -69,6 +69,7 @@ const (
 	opResume   = "resume"
 	opSnapshot = "snapshot"
 	opKill     = "kill"
+	opClose    = "close"
 )
 
 // An op is something that is done with a sandbox; there is one at a time.

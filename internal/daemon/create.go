@@ -219,5 +219,6 @@ func (s *Service) config(machine bouvet.SandboxID, rec *record) bouvet.Config {
 	return bouvet.Config{
 		ID: machine, Hostname: string(rec.Sandbox.ID), Image: rec.Image,
 		MemoryMiB: rec.Sandbox.MemoryMiB, VCPUs: rec.Sandbox.VCPUs, DiskMiB: rec.Disk,
+		Detached: s.o.Adopt != nil,
 	}
 }

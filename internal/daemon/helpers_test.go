@@ -2,6 +2,7 @@ package daemon_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -49,8 +50,10 @@ type house struct {
 	driver  vm.Driver
 	options daemon.Options
 	db      *store.Store
-	pins    pins
+	pins    *pins // of this process
 	closed  bool
+	// manager is that of all processes, if machines outlive them.
+	manager *bouvet.Manager
 }
 
 var (
@@ -82,12 +85,33 @@ func (h *house) open() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	manager, err := bouvet.NewManager(bouvet.ManagerOptions{Driver: h.driver, Images: images{}, Snapshots: snaps, MaxSandboxes: -1})
-	if err != nil {
-		h.t.Fatal(err)
-	}
 	o := h.options
-	o.Pins = &h.pins
+	manager := h.manager
+	if manager == nil {
+		manager, err = bouvet.NewManager(bouvet.ManagerOptions{Driver: h.driver, Images: images{}, Snapshots: snaps, MaxSandboxes: -1})
+		if err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	if h.driver.Features().Detached {
+		h.manager = manager
+		o.Adopt = func(ctx context.Context, id bouvet.SandboxID, cfg bouvet.Config) (*bouvet.Sandbox, error) {
+			if !cfg.Detached || cfg.ID != id {
+				h.t.Errorf("%s is taken over as %+v", id, cfg)
+			}
+			sb, err := manager.Get(id)
+			switch {
+			case errors.Is(err, bouvet.ErrNotFound):
+				return nil, vm.ErrGone
+			case err == nil && sb.Err() != nil:
+				return nil, errors.Join(vm.ErrGone, manager.Destroy(ctx, id))
+			}
+			return sb, err
+		}
+		o.Detach = func(context.Context) error { return nil }
+	}
+	h.pins = &pins{}
+	o.Pins = h.pins
 	o.Manager, o.Store, o.Snapshots, o.Features = manager, db, snaps, h.driver.Features()
 	if o.Images == nil {
 		o.Images = images{}

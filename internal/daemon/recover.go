@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/internal/snapstore"
 	"github.com/bouvet-run/bouvet/internal/store"
+	"github.com/bouvet-run/bouvet/vm"
 )
 
 // recover decides about everything that the database knows: what a former process was
@@ -22,27 +24,37 @@ func (s *Service) recover(ctx context.Context) error {
 	if err := s.recoverSnapshots(ctx); err != nil {
 		return err
 	}
-	machines, err := s.recoverMachines(ctx)
-	if err != nil {
-		return err
-	}
 	rows, err := s.o.Store.Sandboxes(ctx)
 	if err != nil {
 		return err
 	}
+	recs := make(map[string]record, len(rows))
 	for i := range rows {
-		if err := context.Cause(ctx); err != nil {
-			return err
-		}
 		rec, err := readRecord(&rows[i])
 		if err != nil {
 			// It stays as it is: another version may know what it means (T34).
 			s.log.LogAttrs(ctx, slog.LevelError, "sandbox is left alone", slog.Any("error", err))
 			s.hold(rows[i].Saved)
+			s.hold(rows[i].Base)
 			continue
 		}
-		if err := s.recoverSandbox(rec, machines[rows[i].ID]); err != nil {
+		recs[rows[i].ID] = rec
+	}
+	machines, err := s.recoverMachines(ctx, recs)
+	if err != nil {
+		return err
+	}
+	var taken []func()
+	for id, rec := range recs {
+		if err := context.Cause(ctx); err != nil {
 			return err
+		}
+		run, err := s.recoverSandbox(rec, machines[id])
+		if err != nil {
+			return err
+		}
+		if run != nil {
+			taken = append(taken, run)
 		}
 	}
 	s.mu.Lock()
@@ -58,6 +70,9 @@ func (s *Service) recover(ctx context.Context) error {
 	}
 	for _, sn := range s.snaps {
 		s.pin(ctx, sn)
+	}
+	for _, run := range taken { // from here on others know the service
+		run()
 	}
 	return nil
 }
@@ -94,51 +109,108 @@ func (s *Service) whole(name string) bool {
 	return err == nil && info.Problem == ""
 }
 
-// recoverMachines sees to it that the machines of the former process are gone, and
-// returns those that are not, by their sandboxes.
-func (s *Service) recoverMachines(ctx context.Context) (map[string]store.Machine, error) {
+// adoptTimeout bounds the taking over of one machine.
+const adoptTimeout = 20 * time.Second
+
+// recoverMachines sees to it that the machines of the former process are gone, but those
+// that sandboxes go on with, which it returns by the sandboxes.
+func (s *Service) recoverMachines(ctx context.Context, recs map[string]record) (map[string]*bouvet.Sandbox, error) {
 	rows, err := s.o.Store.Machines(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// The machines are not detached: they ended with the process that had them, and what
-	// they left was swept.
+	taken := map[string]*bouvet.Sandbox{}
 	for _, m := range rows {
+		rec, known := recs[m.Sandbox]
+		machine, err := s.adopt(ctx, m, &rec)
+		if err != nil && !errors.Is(err, vm.ErrGone) {
+			// The row stays, so that the next start tries again.
+			s.log.LogAttrs(ctx, slog.LevelError, "machine cannot be taken over", slog.String("machine", m.ID), slog.String("id", m.Sandbox), slog.Any("error", err))
+			continue
+		}
+		runs := rec.state == store.Running || rec.state == store.Pausing && !s.whole(rec.saved)
+		if machine != nil && known && runs && rec.base == m.Base {
+			taken[m.Sandbox] = machine
+			continue
+		}
+		if machine != nil && !s.destroy(machine.ID()) {
+			return nil, errClosed
+		}
 		if err := s.apply(store.Change{DropMachine: m.ID}); err != nil {
 			return nil, err
 		}
 	}
-	return map[string]store.Machine{}, nil
+	return taken, nil
 }
 
-// recoverSandbox decides about one sandbox.
-func (s *Service) recoverSandbox(rec record, _ store.Machine) error {
+// adopt takes over a machine. Where that cannot be they ended with the process that had
+// them, and what they left was swept.
+func (s *Service) adopt(ctx context.Context, m store.Machine, rec *record) (*bouvet.Sandbox, error) {
+	if s.o.Adopt == nil {
+		return nil, nil
+	}
+	id, err := bouvet.ParseSandboxID(m.ID)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	return s.o.Adopt(ctx, id, s.config(id, rec))
+}
+
+// recoverSandbox decides about one sandbox, of which run begins to watch a machine that
+// lives.
+func (s *Service) recoverSandbox(rec record, machine *bouvet.Sandbox) (run func(), err error) {
 	b := s.newBox(rec)
 	saved := s.snaps[rec.saved]
 	switch rec.state {
 	case store.Creating:
-		return s.apply(store.Change{Forget: string(b.id)})
+		return nil, s.apply(store.Change{Forget: string(b.id)})
 	case store.Pausing:
 		if saved != nil && s.whole(rec.saved) {
 			// It was saved before the end.
 			saved.row.State = store.Ready
-			return s.recoverPaused(b, saved, store.Change{SetSnapshot: &saved.row, Durable: true, Events: []store.Event{event(b.id, "paused", byDaemon, "the daemon was ended meanwhile")}})
+			return nil, s.recoverPaused(b, saved, store.Change{SetSnapshot: &saved.row, Durable: true, Events: []store.Event{event(b.id, "paused", byDaemon, "the daemon was ended meanwhile")}})
 		}
-		return s.recoverEnded(b, "lost", "the daemon was ended while it was paused")
+		return s.recoverRunning(b, machine, "the daemon was ended while it was paused")
 	case store.Paused, store.Resuming:
 		if saved == nil || !s.whole(rec.saved) {
-			return s.recoverMissing(b)
+			return nil, s.recoverMissing(b)
 		}
-		return s.recoverPaused(b, saved, store.Change{})
+		return nil, s.recoverPaused(b, saved, store.Change{})
 	case store.Running:
-		return s.recoverEnded(b, "lost", "its machine ended with the daemon")
+		return s.recoverRunning(b, machine, "its machine ended with the daemon")
 	case store.Killing:
-		return s.recoverEnded(b, "", "")
+		return nil, s.recoverEnded(b, "", "")
 	default:
 		s.log.LogAttrs(s.ctx, slog.LevelError, "sandbox of a state that is unknown is left alone", slog.String("id", string(b.id)), slog.String("state", string(rec.state)))
 		s.hold(rec.saved)
-		return nil
+		return nil, nil
 	}
+}
+
+// recoverRunning takes in a sandbox whose machine lives; without one it is lost.
+func (s *Service) recoverRunning(b *box, machine *bouvet.Sandbox, lost string) (run func(), err error) {
+	if machine == nil {
+		return nil, s.recoverEnded(b, "lost", lost)
+	}
+	free := func() {}
+	if base := s.snaps[b.rec.base]; base != nil {
+		_, release, err := s.o.Snapshots.Acquire(base.row.ID)
+		if err != nil {
+			// It runs on files that are open; should it be paused, it stands on others.
+			s.log.LogAttrs(s.ctx, slog.LevelWarn, "snapshot of a machine cannot be held", slog.String("id", string(b.id)), slog.Any("error", err))
+			release = func() {}
+		}
+		base.refs++
+		free = func() { release(); s.drop(base) }
+	}
+	if err := b.write(store.Change{Events: []store.Event{event(b.id, "adopted", byDaemon, "")}}, func(r *record) { r.state, r.saved = store.Running, "" }); err != nil {
+		return nil, err
+	}
+	s.countLocked(b, 1) // whatever the limits are now
+	s.boxes[b.id] = b
+	return func() { b.running(machine, free) }, nil
 }
 
 // recoverPaused takes in a paused sandbox.
@@ -173,89 +245,4 @@ func (s *Service) recoverEnded(b *box, kind, detail string) error {
 		c.Events = []store.Event{event(b.id, kind, byDaemon, detail)}
 	}
 	return b.write(c, func(r *record) { r.state, r.saved, r.base = store.Ended, "", "" })
-}
-
-// AtClose says what becomes of running sandboxes when the service is closed.
-type AtClose string
-
-// What becomes of running sandboxes when the service is closed.
-const (
-	// ClosePauses pauses them where the driver can, and ends them elsewhere. They wake
-	// when they are next used.
-	ClosePauses AtClose = "pause"
-	// CloseKills ends them.
-	CloseKills AtClose = "kill"
-)
-
-// Drain refuses new sandboxes from now on, with ErrDraining.
-func (s *Service) Drain() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.draining = true
-}
-
-// closeParallel is how many sandboxes are paused at once when the service is closed.
-const closeParallel = 4
-
-// Close ends the service and its machines. What could not be done when ctx ends is left
-// to the next start, which finds it written down. It must be called once.
-func (s *Service) Close(ctx context.Context, how AtClose) error {
-	s.Drain()
-	var errs []error
-	done := make(chan error)
-	slots := make(chan struct{}, closeParallel)
-	boxes := s.every()
-	for _, b := range boxes {
-		go func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			done <- s.settle(ctx, b, how)
-		}()
-	}
-	for range boxes {
-		errs = append(errs, <-done)
-	}
-	s.cancel(errClosed)
-	s.background.close()
-	for _, b := range boxes {
-		b.mu.Lock()
-		b.disarmLocked()
-		b.cutLocked()
-		b.mu.Unlock()
-	}
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
-	defer cancel()
-	errs = append(errs, s.o.Manager.Close(late))
-	s.unpin()
-	s.events.close()
-	return errors.Join(errs...)
-}
-
-// closeGrace is how long machines may take to end when the service is closed.
-const closeGrace = 30 * time.Second
-
-// settle does with a sandbox what is to become of it.
-func (s *Service) settle(ctx context.Context, b *box, how AtClose) error {
-	b.mu.Lock()
-	if o := b.op; o != nil && (o.kind == opCreate || o.kind == opResume) {
-		o.cancel(ErrDraining)
-	}
-	b.mu.Unlock()
-	if how == ClosePauses && s.o.Features.Snapshot {
-		err := b.pause(ctx, true, byDaemon, "the daemon ends", true, nil)
-		if err == nil || errors.Is(err, ErrConflict) || errors.Is(err, ErrNotFound) {
-			return nil
-		}
-		return fmt.Errorf("cannot pause sandbox %s: %w", b.id, err)
-	}
-	if b.record().state == store.Paused {
-		return nil
-	}
-	s.endLater(b, "killed", byDaemon, "the daemon ends")
-	select {
-	case <-b.gone:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("cannot end sandbox %s: %w", b.id, context.Cause(ctx))
-	}
 }

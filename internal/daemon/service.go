@@ -39,6 +39,11 @@ type Options struct {
 	// Pins holds the images of snapshots, as the manager's does those of machines; nil for
 	// images that nobody removes.
 	Pins bouvet.Images
+	// Adopt takes over a machine of a former process, as Manager.Adopt does, and Detach
+	// lets go of all without ending them. With both, machines are made to outlive this
+	// process; both are nil where the driver cannot.
+	Adopt  func(ctx context.Context, id bouvet.SandboxID, cfg bouvet.Config) (*bouvet.Sandbox, error)
+	Detach func(ctx context.Context) error
 	// Sweep removes what dead processes left of machines; nil for nothing.
 	Sweep func(ctx context.Context) error
 	// Limits bound what there may be at once.
@@ -98,6 +103,9 @@ type Service struct {
 func New(ctx context.Context, o Options) (*Service, error) {
 	if o.Manager == nil || o.Store == nil || o.Snapshots == nil {
 		return nil, fmt.Errorf("cannot start the service: %w: a manager, a database and a store of snapshots are needed", ErrInvalid)
+	}
+	if (o.Adopt == nil) != (o.Detach == nil) {
+		return nil, fmt.Errorf("cannot start the service: %w: Adopt and Detach belong together", ErrInvalid)
 	}
 	if o.MemoryMiB == 0 {
 		o.MemoryMiB = DefaultMemoryMiB

@@ -16,8 +16,8 @@ const retryPause = time.Minute
 // armLocked sets the end of the box's time. Timers go by the monotonic clock, so that a
 // jump of the other ends nothing (T37).
 func (b *box) armLocked(end time.Time) {
-	b.deadline = end
 	d := max(time.Until(end), 0)
+	b.deadline = time.Now().Add(d) // end may be by the wall clock
 	if b.timer != nil {
 		b.timer.Stop()
 	}

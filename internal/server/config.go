@@ -63,7 +63,7 @@ const (
 
 // DefaultConfig is what holds where nothing is said.
 func DefaultConfig() Config {
-	return Config{Listen: DefaultListen, Drain: DefaultDrain, AtExit: daemon.ClosePauses, Connections: DefaultConnections, LogFormat: "text"}
+	return Config{Listen: DefaultListen, Drain: DefaultDrain, AtExit: daemon.CloseLeaves, Connections: DefaultConnections, LogFormat: "text"}
 }
 
 // A Setting is something that can be set by its name: as the key of the file, as
@@ -127,13 +127,13 @@ func Settings() []Setting {
 			Get: func(c *Config) string { return c.Drain.String() },
 		},
 		{
-			Name: "at-exit", Usage: "what becomes of running sandboxes at shutdown: pause or kill (`WHAT`)",
+			Name: "at-exit", Usage: "what becomes of running sandboxes at shutdown (`WHAT`): leave, which pauses where they cannot live on, pause, or kill",
 			Set: func(c *Config, v string) error {
-				if how := daemon.AtClose(v); how == daemon.ClosePauses || how == daemon.CloseKills {
+				if how := daemon.AtClose(v); how == daemon.CloseLeaves || how == daemon.ClosePauses || how == daemon.CloseKills {
 					c.AtExit = how
 					return nil
 				}
-				return fmt.Errorf("%.40q is neither %s nor %s", v, daemon.ClosePauses, daemon.CloseKills)
+				return fmt.Errorf("%.40q is none of %s, %s and %s", v, daemon.CloseLeaves, daemon.ClosePauses, daemon.CloseKills)
 			},
 			Get: func(c *Config) string { return string(c.AtExit) },
 		},

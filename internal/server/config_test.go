@@ -66,7 +66,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 		{"domain with a bad port", "domain: sbx.test:0\n", nil, "domain"},
 		{"certificate without a domain", "tls-cert: a\n", nil, "without a domain"},
 		{"certificate without a key", "domain: sbx.test\ntls-cert: a\n", nil, "belong together"},
-		{"end", "at-exit: nothing\n", nil, "neither"},
+		{"end", "at-exit: nothing\n", nil, "none of"},
 		{"log", "log-format: xml\n", nil, "neither"},
 	} {
 		if _, err := load(t, tt.text, tt.env); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), tt.says) {
