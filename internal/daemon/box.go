@@ -75,6 +75,7 @@ const (
 // An op is something that is done with a sandbox; there is one at a time.
 type op struct {
 	kind   string
+	began  time.Time
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 	err    error // set before done is closed
@@ -193,7 +194,7 @@ func (b *box) begin(ctx context.Context, kind string, limit time.Duration, check
 			}
 			opCtx, cancel := context.WithCancelCause(b.s.ctx)
 			opCtx, stop := context.WithTimeout(opCtx, limit)
-			o := &op{kind: kind, done: make(chan struct{}), cancel: func(err error) { cancel(err); stop() }}
+			o := &op{kind: kind, began: time.Now(), done: make(chan struct{}), cancel: func(err error) { cancel(err); stop() }}
 			b.op = o
 			b.mu.Unlock()
 			return o, opCtx, nil
@@ -211,6 +212,9 @@ func (b *box) begin(ctx context.Context, kind string, limit time.Duration, check
 func (b *box) finish(o *op, err error) {
 	o.err = err
 	o.cancel(nil)
+	if o.kind != opClose {
+		b.s.o.Observe(o.kind, time.Since(o.began), err)
+	}
 	b.mu.Lock()
 	b.op = nil
 	b.mu.Unlock()

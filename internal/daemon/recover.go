@@ -175,7 +175,8 @@ func (s *Service) recoverSandbox(rec record, machine *bouvet.Sandbox) (run func(
 		return s.recoverRunning(b, machine, "the daemon was ended while it was paused")
 	case store.Paused, store.Resuming:
 		if saved == nil || !s.whole(rec.saved) {
-			return nil, s.recoverMissing(b)
+			s.recoverMissing(b)
+			return nil, nil
 		}
 		return nil, s.recoverPaused(b, saved, store.Change{})
 	case store.Running:
@@ -227,7 +228,7 @@ func (s *Service) recoverPaused(b *box, saved *snap, c store.Change) error {
 
 // recoverMissing keeps a paused sandbox whose files are not there or damaged: somebody
 // may put them back, and nothing is deleted that is not understood.
-func (s *Service) recoverMissing(b *box) error {
+func (s *Service) recoverMissing(b *box) {
 	_, err := s.o.Snapshots.Inspect(b.rec.saved)
 	if errors.Is(err, snapstore.ErrNotFound) {
 		err = fmt.Errorf("its snapshot %s is missing", b.rec.saved)
@@ -235,7 +236,6 @@ func (s *Service) recoverMissing(b *box) error {
 	s.log.LogAttrs(s.ctx, slog.LevelError, "paused sandbox cannot be resumed", slog.String("id", string(b.id)), slog.Any("error", err))
 	s.hold(b.rec.saved)
 	s.boxes[b.id] = b
-	return nil
 }
 
 // recoverEnded finishes what is left of a sandbox.

@@ -51,6 +51,9 @@ type Options struct {
 	// MemoryMiB and VCPUs are those of a sandbox that asks for none; DefaultMemoryMiB and
 	// bouvet.DefaultVCPUs when 0. DiskMiB is that of every sandbox, 0 for files in memory.
 	MemoryMiB, VCPUs, DiskMiB int
+	// Observe is told how long each operation took ("create", "pause", "resume",
+	// "snapshot", "kill"), and what came of it. It must return soon, and may be nil.
+	Observe func(operation string, took time.Duration, err error)
 	// Log receives events; nil means none.
 	Log *slog.Logger
 	// Failpoint is called with the name of each step of the journal, after it was done.
@@ -116,6 +119,9 @@ func New(ctx context.Context, o Options) (*Service, error) {
 	var err error
 	if o.Limits, err = o.Limits.withDefaults(); err != nil {
 		return nil, fmt.Errorf("cannot start the service: %w", err)
+	}
+	if o.Observe == nil {
+		o.Observe = func(string, time.Duration, error) {}
 	}
 	if o.Failpoint == nil {
 		o.Failpoint = func(string) {}

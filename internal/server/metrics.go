@@ -1,7 +1,10 @@
 package server
 
 import (
+	"context"
+	"errors"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -10,10 +13,31 @@ import (
 	"github.com/bouvet-run/bouvet/internal/daemon"
 )
 
+// newOperations returns the histogram of what is done with sandboxes: some of it takes
+// milliseconds, some minutes.
+func newOperations() *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "bouvet", Name: "operation_seconds", Help: "How long operations with sandboxes took.",
+		Buckets: prometheus.ExponentialBuckets(0.005, 2, 16),
+	}, []string{"operation", "outcome"})
+}
+
+// observe is daemon.Options.Observe.
+func (s *server) observe(operation string, took time.Duration, err error) {
+	outcome := "ok"
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, daemon.ErrNotFound):
+		outcome = "given up"
+	case err != nil:
+		outcome = "failed"
+	}
+	s.operations.WithLabelValues(operation, outcome).Observe(took.Seconds())
+}
+
 // newMetrics returns the handler of Prometheus' metrics.
 func (s *server) newMetrics() http.Handler {
 	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), s.operations)
 	gauge := func(name, help string, of func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "bouvet", Name: name, Help: help}, of))
 	}

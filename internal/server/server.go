@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/bouvet-run/bouvet/internal/daemon"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/internal/store"
@@ -55,8 +57,10 @@ type server struct {
 	servers []*http.Server
 	serving sync.WaitGroup
 	failed  chan error
-	crowds  []*crowd
-	at      Addresses
+
+	operations *prometheus.HistogramVec
+	crowds     []*crowd
+	at         Addresses
 }
 
 // Serve runs a daemon until ctx ends, and then ends it in order: it creates nothing more,
@@ -66,7 +70,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err := o.Config.check(); err != nil {
 		return err
 	}
-	s := &server{o: o, log: newLog(&o.Config, o.Stderr), failed: make(chan error, 4)}
+	s := &server{o: o, log: newLog(&o.Config, o.Stderr), failed: make(chan error, 4), operations: newOperations()}
 	if s.state = o.Config.StateDir; s.state == "" {
 		if s.state, err = statedir.Default(); err != nil {
 			return err
@@ -95,7 +99,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	s.service, err = daemon.New(ctx, daemon.Options{
 		Manager: base.Manager, Features: base.Driver.Features(), Store: db, Snapshots: base.Snapshots, Images: base.Images, Pins: base.Pins, Sweep: base.Sweep,
-		Limits: o.Config.Limits, MemoryMiB: o.Config.MemoryMiB, VCPUs: o.Config.VCPUs, DiskMiB: o.Config.DiskMiB, Log: s.log,
+		Limits: o.Config.Limits, MemoryMiB: o.Config.MemoryMiB, VCPUs: o.Config.VCPUs, DiskMiB: o.Config.DiskMiB, Observe: s.observe, Log: s.log,
 	})
 	if err != nil {
 		return err

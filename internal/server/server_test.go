@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/bouvet-run/bouvet"
 	"github.com/bouvet-run/bouvet/image"
 	"github.com/bouvet-run/bouvet/internal/daemon"
@@ -250,6 +252,19 @@ func TestTheSocketIsPrivate(t *testing.T) {
 	info, err := os.Lstat(r.at.Socket)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("socket %v, %v", info, err)
+	}
+}
+
+func TestOperationsAreCounted(t *testing.T) {
+	s := &server{operations: newOperations()}
+	s.observe("create", time.Second, nil)
+	s.observe("create", time.Second, errors.New("failed"))
+	s.observe("kill", time.Second, fmt.Errorf("no: %w", daemon.ErrNotFound))
+	r := prometheus.NewRegistry()
+	r.MustRegister(s.operations)
+	families, err := r.Gather()
+	if err != nil || len(families) != 1 || len(families[0].GetMetric()) != 3 {
+		t.Errorf("metrics %v, %v", families, err)
 	}
 }
 
