@@ -36,6 +36,8 @@ type call struct {
 	timeout time.Duration
 	// idempotent calls may be sent again when a connection turns out dead.
 	idempotent bool
+	// bulk calls become streams that carry much.
+	bulk bool
 	// extension marks a method that older agents do not know.
 	extension bool
 }
@@ -80,9 +82,16 @@ func (c *AgentClient) try(ctx context.Context, k call, result any) error {
 // exchange sends k and returns its raw result with the connection, which the
 // caller owns. The result is valid until the connection is used again.
 func (c *AgentClient) exchange(ctx context.Context, k *call) (*rpcConn, json.RawMessage, error) {
-	conn, reused, err := c.acquire(ctx, false)
-	if err != nil {
-		return nil, nil, err
+	var conn *rpcConn
+	var reused bool
+	var err error
+	if k.bulk {
+		conn = c.acquireBulk(ctx)
+	}
+	if conn == nil {
+		if conn, reused, err = c.acquire(ctx, false); err != nil {
+			return nil, nil, err
+		}
 	}
 	id := c.nextID.Add(1)
 	line, err := encodeRequest(id, k)

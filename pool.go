@@ -20,6 +20,7 @@ type rpcConn struct {
 	lines     *wire.LineReader
 	gate      *replyGate
 	closeOnce sync.Once
+	bulk      bool // it is for one call
 }
 
 // close is safe for concurrent use with a call, which it ends.
@@ -84,15 +85,14 @@ func (c *AgentClient) acquire(ctx context.Context, fresh bool) (conn *rpcConn, r
 	if err != nil {
 		return nil, false, err
 	}
-	gate := &replyGate{slots: c.large, closed: make(chan struct{})}
-	return &rpcConn{Conn: raw, lines: wire.NewLineReader(raw, maxSmallReply, gate), gate: gate}, false, nil
+	return c.newConn(raw), false, nil
 }
 
 // release takes conn back after a call that went well.
 func (c *AgentClient) release(conn *rpcConn, replyLen int) {
 	// Bytes beyond the reply answer nobody's question (threat T19), and a reader
 	// that has seen a large line holds its buffer until the next.
-	if conn.lines.Buffered() > 0 || replyLen >= wire.LargeLine/2 {
+	if conn.bulk || conn.lines.Buffered() > 0 || replyLen >= wire.LargeLine/2 {
 		conn.discard()
 		return
 	}

@@ -92,7 +92,8 @@ func (c *AgentClient) DownloadRange(ctx context.Context, path string, w io.Write
 	}
 	c.log.LogAttrs(ctx, slog.LevelDebug, "downloading file", guestAttr("path", path))
 	p := wire.DownloadParams{Path: path, Offset: uint64(offset), Length: uint64(length)}
-	s, err := c.openStream(ctx, call{method: wire.MethodDownload, params: p, idempotent: true}, &wire.Empty{})
+	bulk := c.muchToRead(ctx, path, offset, length)
+	s, err := c.openStream(ctx, call{method: wire.MethodDownload, params: p, idempotent: true, bulk: bulk}, &wire.Empty{})
 	if err != nil {
 		return 0, err
 	}
@@ -138,7 +139,8 @@ func (c *AgentClient) DownloadRange(ctx context.Context, path string, w io.Write
 func (c *AgentClient) Upload(ctx context.Context, path string, r io.Reader, opts *FileOptions) (int64, error) {
 	c.log.LogAttrs(ctx, slog.LevelDebug, "uploading file", guestAttr("path", path))
 	p := wire.UploadParams{Path: path, Mode: opts.unixMode(), User: opts.user()}
-	s, err := c.openStream(ctx, call{method: wire.MethodUpload, params: p}, &wire.Empty{})
+	bulk, r := c.muchToWrite(r)
+	s, err := c.openStream(ctx, call{method: wire.MethodUpload, params: p, bulk: bulk}, &wire.Empty{})
 	if err != nil {
 		return 0, err
 	}

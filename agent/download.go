@@ -12,8 +12,10 @@ import (
 	"github.com/bouvet-run/bouvet/wire"
 )
 
-// streamChunk is how many bytes of a bulk stream go into one frame.
-const streamChunk = 4 * wire.ChunkSize
+// streamChunk is how many bytes of a bulk stream go into one frame: with what goes before
+// it on its way a little less than 256 KiB, so that no write of 32 KiB, which is what a
+// virtio-serial port takes at once, is for a few bytes.
+const streamChunk = 8*wire.ChunkSize - 16 - wire.FrameHeaderLen
 
 func prepareDownload(_ context.Context, _ *Server, params json.RawMessage) (stream, error) {
 	var p wire.DownloadParams

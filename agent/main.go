@@ -83,6 +83,7 @@ type options struct {
 	listen      string // "unix:PATH"
 	stdio       uint64 // port, 0 for none
 	mux         string // "fd:N", "virtio:NAME" or a path
+	lane        string // like mux
 	hostBound   bool
 	subreaper   bool
 	poweroff    bool
@@ -104,6 +105,7 @@ func (p *Program) parse() (*options, error) {
 	fs.StringVar(&o.listen, "listen", "", "serve both ports on a unix socket, unix:`PATH`")
 	fs.Uint64Var(&o.stdio, "stdio", 0, "serve one connection to `PORT` on standard input and output")
 	fs.StringVar(&o.mux, "mux", "", "serve the streams of a mux on fd:N, virtio:NAME (a port), a device or a unix `SOCKET`")
+	fs.StringVar(&o.lane, "lane", "", "with -mux: serve one stream at a time on this, too, for what is much")
 	fs.BoolVar(&o.hostBound, "host-bound", false, "end when the mux channel ends")
 	fs.BoolVar(&o.subreaper, "subreaper", false, "adopt and reap orphans, as process 1 does")
 	fs.BoolVar(&o.poweroff, "poweroff", false, "as process 1, switch the machine off at the end")
@@ -131,6 +133,8 @@ func (p *Program) parse() (*options, error) {
 		return nil, errors.New("only one of -listen, -stdio and -mux can be given")
 	case o.hostBound && o.mux == "":
 		return nil, errors.New("-host-bound needs -mux")
+	case o.lane != "" && o.mux == "":
+		return nil, errors.New("-lane needs -mux")
 	case o.poweroff && o.restart:
 		return nil, errors.New("only one of -poweroff and -restart can be given")
 	case o.stdio > 1<<32-1:
@@ -237,7 +241,7 @@ func (p *Program) run(o *options, log *slog.Logger) error {
 	case o.stdio != 0:
 		return p.serveStdio(ctx, s, uint32(o.stdio)) //nolint:gosec // checked.
 	case o.mux != "":
-		return p.serveMux(ctx, s, o)
+		return p.serveMux(ctx, s, o, log)
 	default:
 		return p.serveVsock(ctx, s, o, log)
 	}

@@ -219,7 +219,11 @@ func openPort(ctx context.Context, name string) (vsock.Channel, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("cannot use virtio port %q, whose host is away: %w", name, err)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	port, err := vsock.OpenPort(fd, path)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return port, nil
 }
 
 // await asks cond until it is true, for as long as a device may take to come.

@@ -97,6 +97,8 @@ func TestUsage(t *testing.T) {
 		{"argument", []string{"x"}, "", 2, "", `unexpected argument "x"`},
 		{"two transports", []string{"--stdio", "52", "--mux", "fd:3"}, "", 2, "", "only one of"},
 		{"host-bound alone", []string{"--host-bound"}, "", 2, "", "needs -mux"},
+		{"lane alone", []string{"--lane", "fd:3"}, "", 2, "", "-lane needs -mux"},
+		{"two ends", []string{"--poweroff", "--restart"}, "", 2, "", "only one of"},
 		{"bad level", []string{"--log-level", "loud", "--stdio", "52"}, "", 2, "", "-log-level"},
 		{"A2 bad port", nil, "CLEANROOM_VSOCK_PORT=x", 2, "", "CLEANROOM_VSOCK_PORT"},
 		{"bad listener", []string{"--listen", "tcp:80"}, "", 1, "", "want unix:PATH"},

@@ -123,8 +123,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, port uint32) error {
 
 // hasEnded tells the end of a listener from an accept that failed.
 func hasEnded(l net.Listener, err error) bool {
-	_, isMux := l.(*vsock.MuxListener)
-	return isMux || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF)
+	switch l.(type) {
+	case *vsock.MuxListener, *vsock.LaneListener:
+		return true
+	}
+	return errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF)
 }
 
 // start serves conn in a goroutine of its own.

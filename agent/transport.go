@@ -94,10 +94,17 @@ func removeStale(ctx context.Context, path string) error {
 }
 
 // serveMux serves the streams that the host opens on one channel.
-func (p *Program) serveMux(ctx context.Context, s *Server, o *options) error {
+func (p *Program) serveMux(ctx context.Context, s *Server, o *options, log *slog.Logger) error {
 	ch, err := openChannel(ctx, o.mux)
 	if err != nil {
 		return err
+	}
+	if o.lane != "" {
+		lane, stop := context.WithCancel(ctx)
+		var serving sync.WaitGroup
+		serving.Go(func() { p.serveLane(lane, s, o.lane, log) })
+		defer serving.Wait()
+		defer stop()
 	}
 	switch err := s.Serve(ctx, vsock.NewMuxListener(ch), 0); {
 	case err == nil:
@@ -110,6 +117,17 @@ func (p *Program) serveMux(ctx context.Context, s *Server, o *options) error {
 	// The host may be gone for now. What runs goes on until somebody ends us.
 	<-ctx.Done()
 	return nil
+}
+
+// serveLane serves the streams of a lane. An agent without one is whole.
+func (p *Program) serveLane(ctx context.Context, s *Server, name string, log *slog.Logger) {
+	ch, err := openChannel(ctx, name)
+	if err == nil {
+		err = s.Serve(ctx, vsock.NewLaneListener(ch), 0)
+	}
+	if err != nil && ctx.Err() == nil {
+		log.Info("lane ended", slog.Any("error", err))
+	}
 }
 
 // openChannel opens what -mux names.

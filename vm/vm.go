@@ -186,6 +186,14 @@ type Leftover struct {
 	Error string `json:"error,omitempty"`
 }
 
+// A BulkDialer is a Machine that has a quicker way for streams that carry much.
+type BulkDialer interface {
+	// DialBulk is Dial, for streams of some MiB and more. There are few of them at once:
+	// it MUST fail at once, with an error wrapping ErrUnsupported, when all are taken or
+	// there are none, and the caller uses Dial then.
+	DialBulk(ctx context.Context, port uint32) (net.Conn, error)
+}
+
 // A Machine is one running guest. Its methods are safe for concurrent use.
 type Machine interface {
 	// ID is the machine's ID as given to Create.

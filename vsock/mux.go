@@ -29,25 +29,25 @@ type Mux struct {
 
 // NewMux takes over ch and begins to agree with the guest on a session, in the
 // background: a Dial waits for it. Another session may have used ch before.
-func NewMux(ch Channel) *Mux { return newMux(ch, true) }
+func NewMux(ch Channel) *Mux { return newMux(ch, muxPadding) }
 
 // NewFirstMux is NewMux for a channel that no session has used.
-func NewFirstMux(ch Channel) *Mux { return newMux(ch, false) }
+func NewFirstMux(ch Channel) *Mux { return newMux(ch, 0) }
 
-func newMux(ch Channel, used bool) *Mux {
+func newMux(ch Channel, padding int) *Mux {
 	m := &Mux{
 		ch: ch, ready: make(chan struct{}), done: make(chan struct{}),
 		opening: make(chan struct{}, maxOpening),
 	}
-	go m.run(used)
+	go m.run(padding)
 	return m
 }
 
 // run owns the session from preamble to end.
-func (m *Mux) run(used bool) {
+func (m *Mux) run(padding int) {
 	defer close(m.done)
 	defer func() { _ = m.ch.Close() }()
-	link, err := m.start(used)
+	link, err := m.start(padding)
 	if err != nil {
 		m.err = fmt.Errorf("cannot start mux session: %w", err)
 		close(m.ready)
@@ -63,9 +63,9 @@ func (m *Mux) run(used bool) {
 	}
 }
 
-func (m *Mux) start(used bool) (*muxLink, error) {
+func (m *Mux) start(padding int) (*muxLink, error) {
 	r := bufio.NewReaderSize(m.ch, channelBuffer)
-	if err := offerPreamble(m.ch, r, used); err != nil {
+	if err := offerPreamble(m.ch, r, padding); err != nil {
 		return nil, err
 	}
 	return newMuxLink(m.ch, r, true, func() { _ = m.ch.Close() })

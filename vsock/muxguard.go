@@ -105,7 +105,9 @@ func (g *muxGuard) Read(p []byte) (int, error) {
 			g.header = g.header[n:]
 			return n, nil
 		case g.chunk > 0:
-			n, err := g.r.Read(p[:min(len(p), g.chunk)])
+			waiting, _ := g.r.Peek(g.chunk) // it has arrived
+			n := copyBytes(p, waiting)
+			_, err := g.r.Discard(n)
 			g.chunk -= n
 			return n, err
 		}

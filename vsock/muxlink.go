@@ -13,6 +13,7 @@ import (
 type Channel interface {
 	io.ReadWriteCloser
 	SetDeadline(t time.Time) error
+	SetReadDeadline(t time.Time) error
 	SetWriteDeadline(t time.Time) error
 }
 

@@ -32,8 +32,8 @@ const (
 	nonceLen      = 32
 	// maxPreambleLine bounds a line; longer ones are the rest of something else.
 	maxPreambleLine = len(preambleMagic) + len("hello ") + nonceLen
-	// paddingLen is the number of newlines before a hello.
-	paddingLen = maxMuxData + muxHeaderLen
+	// muxPadding is the number of newlines before a hello to a mux.
+	muxPadding = maxMuxData + muxHeaderLen
 )
 
 // How often the host repeats its hello until the guest echoes it: quickly at
@@ -67,16 +67,13 @@ func writePreamble(w io.Writer, verb, nonce string) error {
 
 // greet says hello until stop is closed. A write that fails is of no account: the
 // channel may be full because the guest is not there yet.
-func greet(ch Channel, nonce string, used bool, stop <-chan struct{}) {
-	var padding []byte
-	if used {
-		padding = bytes.Repeat([]byte("\n"), paddingLen)
-	}
+func greet(ch Channel, nonce string, padding int, stop <-chan struct{}) {
+	fill := bytes.Repeat([]byte("\n"), padding)
 	interval := firstHelloInterval
 	for n := 0; ; n++ {
 		_ = ch.SetWriteDeadline(time.Now().Add(helloInterval))
-		if used && n%paddingEvery == 0 {
-			_, _ = ch.Write(padding)
+		if padding > 0 && n%paddingEvery == 0 {
+			_, _ = ch.Write(fill)
 		}
 		_ = writePreamble(ch, verbHello, nonce)
 		timer := time.NewTimer(interval)
@@ -146,12 +143,12 @@ func awaitVerb(r *bufio.Reader, verb, nonce string) error {
 }
 
 // offerPreamble is the host's side: it returns when both sides may speak yamux.
-func offerPreamble(ch Channel, r *bufio.Reader, used bool) error {
+func offerPreamble(ch Channel, r *bufio.Reader, padding int) error {
 	nonce := newNonce()
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		greet(ch, nonce, used, stop)
+		greet(ch, nonce, padding, stop)
 	}()
 	err := awaitVerb(r, verbHello, nonce)
 	close(stop)

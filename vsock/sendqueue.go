@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 )
 
@@ -37,7 +38,9 @@ func (q *sendQueue) Write(p []byte) (int, error) {
 	if q.err != nil {
 		return 0, q.err
 	}
-	q.pending = append(q.pending, p...)
+	n := len(q.pending)
+	q.pending = slices.Grow(q.pending, len(p))[:n+len(p)]
+	copyBytes(q.pending[n:], p)
 	select {
 	case q.wake <- struct{}{}:
 	default:

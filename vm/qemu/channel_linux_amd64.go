@@ -16,15 +16,20 @@ import (
 // when the guest's processors stand still, and that memory has to stand still, too.
 type channel struct {
 	*net.UnixConn
+	// reads says that stop stops readers, too. Where somebody always reads that is not
+	// needed: soon there is nothing more.
+	reads    bool
 	turn     chan struct{} // an element while somebody writes, or nobody may
+	readTurn chan struct{} // the same of readers, if reads is set
 	closed   chan struct{}
 	received atomic.Uint64 // bytes
 
-	mu       sync.Mutex
-	stops    int       // how many times it was stopped
-	stopped  bool      // guarded by mu, as is deadline
-	deadline time.Time // of writes, as set by the user
-	close    sync.Once
+	mu           sync.Mutex
+	stops        int       // how many times it was stopped
+	stopped      bool      // guarded by mu, as are the deadlines
+	deadline     time.Time // of writes, as set by the user
+	readDeadline time.Time // the same of reads
+	close        sync.Once
 }
 
 func newChannel(conn net.Conn) (*channel, error) {
@@ -32,14 +37,33 @@ func newChannel(conn net.Conn) (*channel, error) {
 	if !ok {
 		return nil, errors.ErrUnsupported
 	}
-	return &channel{UnixConn: c, turn: make(chan struct{}, 1), closed: make(chan struct{})}, nil
+	return &channel{UnixConn: c, turn: make(chan struct{}, 1), readTurn: make(chan struct{}, 1), closed: make(chan struct{})}, nil
 }
 
 // Read implements net.Conn.
 func (c *channel) Read(p []byte) (int, error) {
-	n, err := c.UnixConn.Read(p)
-	c.received.Add(uint64(n)) //nolint:gosec // not negative.
-	return n, err
+	for {
+		if c.reads {
+			select {
+			case c.readTurn <- struct{}{}:
+			case <-c.closed:
+				return 0, net.ErrClosed
+			}
+		}
+		before, _ := c.stopState()
+		n, err := c.UnixConn.Read(p)
+		c.received.Add(uint64(n)) //nolint:gosec // not negative.
+		if !c.reads {
+			return n, err
+		}
+		<-c.readTurn
+		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		if now, stopped := c.stopState(); !stopped && now == before {
+			return n, err // it was the user's deadline
+		}
+	}
 }
 
 // Write implements net.Conn. It waits while the way is stopped, whatever its deadline.
@@ -80,6 +104,17 @@ func (c *channel) SetWriteDeadline(t time.Time) error {
 	return c.UnixConn.SetWriteDeadline(t)
 }
 
+// SetReadDeadline implements net.Conn.
+func (c *channel) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.readDeadline = t
+	if c.reads && c.stopped {
+		return nil
+	}
+	return c.UnixConn.SetReadDeadline(t)
+}
+
 // SetDeadline implements net.Conn.
 func (c *channel) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
@@ -98,8 +133,14 @@ func (c *channel) stop() error {
 	c.stops++
 	c.stopped = true
 	err := c.UnixConn.SetWriteDeadline(time.Unix(1, 0))
+	if c.reads {
+		err = errors.Join(err, c.UnixConn.SetReadDeadline(time.Unix(1, 0)))
+	}
 	c.mu.Unlock()
 	c.turn <- struct{}{}
+	if c.reads {
+		c.readTurn <- struct{}{}
+	}
 	return err
 }
 
@@ -108,8 +149,14 @@ func (c *channel) resume() {
 	c.mu.Lock()
 	c.stopped = false
 	_ = c.UnixConn.SetWriteDeadline(c.deadline)
+	if c.reads {
+		_ = c.UnixConn.SetReadDeadline(c.readDeadline)
+	}
 	c.mu.Unlock()
 	<-c.turn
+	if c.reads {
+		<-c.readTurn
+	}
 }
 
 // still is what does not change while QEMU neither takes anything from the channel

@@ -24,6 +24,7 @@ const (
 	ramFD
 	diskFD
 	stateFD
+	laneFD
 )
 
 // QEMU's sets of descriptors, which name what it opens.
@@ -44,8 +45,12 @@ const diskFlag = "BOUVET_DISK=1"
 // slow to emulate.
 const emulatedCPU = "Nehalem-v1,+rdrand"
 
-// portName names the virtio-serial port for the agent.
-const portName = "bouvet"
+// portName names the virtio-serial port for the agent, laneName the one for one stream at
+// a time that carries much.
+const (
+	portName = "bouvet"
+	laneName = "bouvet-lane" // with a dot the kernel would keep it for itself
+)
 
 // nameArg is an argument that every QEMU carries on its command line: unique to the
 // machine, for its directory is.
@@ -89,7 +94,8 @@ func arguments(c *vm.Config, k *kernel.Manifest, dir, accel string, restore bool
 		"-blockdev", "driver=raw,node-name=image,read-only=on,file.driver=file,file.filename=" + fdset(imageSet) + ",file.locking=off",
 		"-device", "virtio-blk-device,drive=image",
 		"-chardev", fmt.Sprintf("socket,id=channel,fd=%d", channelFD),
-		"-device", "virtio-serial-device,max_ports=2", "-device", "virtserialport,chardev=channel,name=" + portName,
+		"-device", "virtio-serial-device,max_ports=3", "-device", "virtserialport,chardev=channel,name=" + portName,
+		"-chardev", fmt.Sprintf("socket,id=lane,fd=%d", laneFD), "-device", "virtserialport,chardev=lane,name=" + laneName,
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", consoleFD), "-serial", "chardev:console",
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", qmpFD), "-mon", "chardev=qmp,mode=control",
 	})
@@ -156,7 +162,7 @@ func kernelArgs(c *vm.Config, k *kernel.Manifest, accel string) string {
 	if k.Has(kernel.MMIOCmdline) {
 		end = "-restart" // without ACPI it cannot be switched off
 	}
-	args = append(args, "-mux", "virtio:"+portName, end, "-log-level", "warn")
+	args = append(args, "-mux", "virtio:"+portName, "-lane", "virtio:"+laneName, end, "-log-level", "warn")
 	if !c.Detached {
 		args = append(args, "-host-bound")
 	}

@@ -242,11 +242,16 @@ func (d *Driver) create(ctx context.Context, c *vm.Config, accel string, f *file
 		driver: d, config: *c, accel: accel, console: life.NewTail(consoleTail), said: life.NewTail(stderrTail),
 		files: f, control: make(chan struct{}, 1), released: make(chan struct{}),
 	}
-	if m.channel, err = newChannel(h.channel); err != nil {
+	if m.channel, err = newChannel(h.channel); err == nil {
+		m.bulk, err = newChannel(h.lane)
+	}
+	if err != nil {
 		g.close()
 		h.close()
 		return nil, false, err
 	}
+	m.bulk.reads = true
+	m.lane = vsock.NewLane(m.bulk)
 	p, err := d.start(ctx, c, accel, f, g, dir.Path(), m.said)
 	g.close()
 	if err != nil {

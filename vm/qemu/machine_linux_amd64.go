@@ -1,6 +1,8 @@
 package qemu
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/bouvet-run/bouvet/internal/life"
 	"github.com/bouvet-run/bouvet/vm"
+	"github.com/bouvet-run/bouvet/vsock"
 )
 
 // A machine is one running QEMU. It implements vm.Machine.
@@ -19,8 +22,10 @@ type machine struct {
 	process *process
 	qmp     *qmp
 	channel *channel
-	console *life.Tail // the end of what the guest wrote there
-	said    *life.Tail // and of QEMU's messages
+	bulk    *channel    // the one below lane
+	lane    *vsock.Lane // for what is much
+	console *life.Tail  // the end of what the guest wrote there
+	said    *life.Tail  // and of QEMU's messages
 
 	files   *files        // the memory and the disk; closed when released is
 	control chan struct{} // an element while somebody pauses, resumes or saves it
@@ -55,6 +60,7 @@ func (m *machine) watch() {
 	late.Stop()
 	m.Ended(func() string { return m.causeOf(waitErr) })
 	m.endFollow()
+	_ = m.lane.Close()
 	m.control <- struct{}{} // whoever has it sees the end
 	m.files.close()
 	close(m.released)
@@ -81,6 +87,18 @@ func (m *machine) causeOf(waitErr error) string {
 		cause += fmt.Sprintf(": console: %q", s)
 	}
 	return cause
+}
+
+// DialBulk implements vm.BulkDialer.
+func (m *machine) DialBulk(ctx context.Context, port uint32) (net.Conn, error) {
+	if err := m.Gone(); err != nil {
+		return nil, err
+	}
+	conn, err := m.lane.Dial(ctx, port)
+	if errors.Is(err, vsock.ErrLaneBusy) {
+		err = fmt.Errorf("%w: %w", vm.ErrUnsupported, err)
+	}
+	return conn, err
 }
 
 // Console implements vm.Machine.

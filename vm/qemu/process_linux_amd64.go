@@ -24,16 +24,16 @@ const (
 
 // hostEnds connect the owner with a machine.
 type hostEnds struct {
-	channel, qmp, console net.Conn // unix sockets
+	channel, lane, qmp, console net.Conn // unix sockets
 	// gate keeps QEMU from doing anything while it is open.
 	gate *os.File
 }
 
 // guestEnds are the other sides, for QEMU to inherit.
-type guestEnds struct{ channel, qmp, console, gate *os.File }
+type guestEnds struct{ channel, lane, qmp, console, gate *os.File }
 
 func (h *hostEnds) close() {
-	for _, c := range []net.Conn{h.channel, h.qmp, h.console} {
+	for _, c := range []net.Conn{h.channel, h.lane, h.qmp, h.console} {
 		if c != nil {
 			_ = c.Close()
 		}
@@ -41,7 +41,7 @@ func (h *hostEnds) close() {
 	closeFiles(h.gate)
 }
 
-func (g *guestEnds) close() { closeFiles(g.channel, g.qmp, g.console, g.gate) }
+func (g *guestEnds) close() { closeFiles(g.channel, g.lane, g.qmp, g.console, g.gate) }
 
 func closeFiles(files ...*os.File) {
 	for _, f := range files {
@@ -63,7 +63,7 @@ func makeEnds() (_ *hostEnds, _ *guestEnds, err error) {
 		host  *net.Conn
 		guest **os.File
 		name  string
-	}{{&h.channel, &g.channel, "channel"}, {&h.qmp, &g.qmp, "qmp"}, {&h.console, &g.console, "console"}} {
+	}{{&h.channel, &g.channel, "channel"}, {&h.lane, &g.lane, "lane"}, {&h.qmp, &g.qmp, "qmp"}, {&h.console, &g.console, "console"}} {
 		if *pair.host, *pair.guest, err = socketPair(pair.name); err != nil {
 			return nil, nil, fmt.Errorf("cannot make %s: %w", pair.name, err)
 		}
@@ -106,7 +106,7 @@ func (d *Driver) start(ctx context.Context, c *vm.Config, accel string, f *files
 	cmd.Env = environment()
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = said, said
-	cmd.ExtraFiles = []*os.File{g.channel, g.qmp, g.console, f.kernel, f.initramfs, f.image, g.gate, f.ram, f.disk, f.state}
+	cmd.ExtraFiles = []*os.File{g.channel, g.qmp, g.console, f.kernel, f.initramfs, f.image, g.gate, f.ram, f.disk, f.state, g.lane}
 	cmd.WaitDelay = outputDelay
 	// Away from our terminal: a Ctrl-C is for us to handle.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

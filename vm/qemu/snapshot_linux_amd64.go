@@ -92,10 +92,12 @@ func (m *machine) saveStill(ctx context.Context, dir string) (names []string, er
 			return nil, err
 		}
 	}
-	if err := m.channel.stop(); err != nil {
-		return nil, err
+	for _, c := range []*channel{m.channel, m.bulk} {
+		if err := c.stop(); err != nil {
+			return nil, err
+		}
+		defer c.resume()
 	}
-	defer m.channel.resume()
 	if err := m.awaitQuiet(ctx); err != nil {
 		return nil, err
 	}
@@ -105,7 +107,7 @@ func (m *machine) saveStill(ctx context.Context, dir string) (names []string, er
 // awaitQuiet returns when QEMU does not put into the guest's memory any more what it
 // was sent before.
 func (m *machine) awaitQuiet(ctx context.Context) error {
-	last, err := m.channel.still()
+	last, err := m.still()
 	for round, quiet := 0, 0; err == nil && quiet < quietRounds; round++ {
 		if round == maxRounds {
 			return errors.New("the channel to the guest does not come to rest")
@@ -113,13 +115,21 @@ func (m *machine) awaitQuiet(ctx context.Context) error {
 		if err := m.tell(ctx, "query-status", nil); err != nil {
 			return err
 		}
-		var now still
-		now, err = m.channel.still()
-		if quiet++; now != last || now.in > 0 {
+		var now [2]still
+		now, err = m.still()
+		if quiet++; now != last || now[0].in > 0 {
 			quiet, last = 0, now
 		}
 	}
 	return err
+}
+
+// still is that of all ways to the guest.
+func (m *machine) still() (all [2]still, err error) {
+	var errs [2]error
+	all[0], errs[0] = m.channel.still()
+	all[1], errs[1] = m.bulk.still()
+	return all, errors.Join(errs[0], errs[1])
 }
 
 // save writes the files of the snapshot.
