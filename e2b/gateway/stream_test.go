@@ -70,9 +70,16 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
+// bothVersions runs a test over HTTP/1.1 and over HTTP/2.
+func bothVersions(t *testing.T, f func(t *testing.T, http2 bool)) {
+	t.Helper()
+	t.Run("1.1", func(t *testing.T) { f(t, false) })
+	t.Run("2", func(t *testing.T) { f(t, true) })
+}
+
 // Each event goes out when it comes.
 func TestEvents(t *testing.T) {
-	for _, http2 := range []bool{false, true} {
+	bothVersions(t, func(t *testing.T, http2 bool) {
 		h := newHouse(t, http2)
 		next := make(chan struct{})
 		port := h.guest(func(w http.ResponseWriter, _ *http.Request) {
@@ -92,12 +99,12 @@ func TestEvents(t *testing.T) {
 			_, _ = br.ReadString('\n')
 			next <- struct{}{}
 		}
-	}
+	})
 }
 
 // A body may be answered while it is still being sent.
 func TestBothWaysAtOnce(t *testing.T) {
-	for _, http2 := range []bool{false, true} {
+	bothVersions(t, func(t *testing.T, http2 bool) {
 		h := newHouse(t, http2)
 		port := h.guest(func(w http.ResponseWriter, r *http.Request) {
 			_ = http.NewResponseController(w).EnableFullDuplex()
@@ -133,7 +140,7 @@ func TestBothWaysAtOnce(t *testing.T) {
 		if rest, err := io.ReadAll(br); err != nil || string(rest) != "two\n" {
 			t.Errorf("got %q, %v", rest, err)
 		}
-	}
+	})
 }
 
 const (
@@ -200,7 +207,7 @@ func heap() int64 {
 // A client that does not read holds up the server, and nothing heaps up between them.
 func TestSlowClient(t *testing.T) {
 	want := sumOf(t, newCounted())
-	for _, http2 := range []bool{false, true} {
+	bothVersions(t, func(t *testing.T, http2 bool) {
 		h := newHouse(t, http2)
 		body := newCounted()
 		port := h.guest(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.Copy(w, body) })
@@ -208,21 +215,21 @@ func TestSlowClient(t *testing.T) {
 		before := heap()
 		res := h.do(h.request(http.MethodGet, sb.ID, port, "/", nil))
 		if got := body.settled(t); got > between {
-			t.Errorf("HTTP/2 %v: %d bytes were taken from the server and none by the client", http2, got)
+			t.Errorf("%d bytes were taken from the server and none by the client", got)
 		}
 		if got := heap() - before; got > between {
-			t.Errorf("HTTP/2 %v: %d bytes are held", http2, got)
+			t.Errorf("%d bytes are held", got)
 		}
 		if got := sumOf(t, res.Body); got != want {
-			t.Errorf("HTTP/2 %v: the client got something else", http2)
+			t.Error("the client got something else")
 		}
-	}
+	})
 }
 
 // A server that does not read holds up the client.
 func TestSlowServer(t *testing.T) {
 	want := sumOf(t, newCounted())
-	for _, http2 := range []bool{false, true} {
+	bothVersions(t, func(t *testing.T, http2 bool) {
 		h := newHouse(t, http2)
 		read := make(chan struct{})
 		port := h.guest(func(w http.ResponseWriter, r *http.Request) {
@@ -244,11 +251,11 @@ func TestSlowServer(t *testing.T) {
 			answer <- string(text)
 		}()
 		if got := body.settled(t); got > between {
-			t.Errorf("HTTP/2 %v: %d bytes were taken from the client and none by the server", http2, got)
+			t.Errorf("%d bytes were taken from the client and none by the server", got)
 		}
 		close(read)
 		if got := <-answer; got != want {
-			t.Errorf("HTTP/2 %v: got %s, want %s", http2, got, want)
+			t.Errorf("got %s, want %s", got, want)
 		}
-	}
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bouvet-run/bouvet/e2b"
+	"github.com/bouvet-run/bouvet/e2b/gateway"
 	"github.com/bouvet-run/bouvet/internal/daemon"
 )
 
@@ -27,18 +28,15 @@ const (
 
 // handler is what all listeners serve.
 func (s *server) handler() http.Handler {
-	return &gate{domain: s.domainName(), extra: s.o.Config.AllowHosts, next: s.own(bounded(http.HandlerFunc(nothing)))}
+	s.gateway = gateway.New(s.service, gateway.Options{Control: s.own(bounded(http.HandlerFunc(nothing))), Log: s.log})
+	return &gate{domain: s.domainName(), extra: s.o.Config.AllowHosts, next: s.gateway}
 }
 
-// own serves what is the daemon's own business, and hands on the rest.
+// own serves what is the daemon's own business, and hands on the rest. A request for a
+// sandbox, which may have the same paths, does not come here.
 func (s *server) own(next http.Handler) http.Handler {
-	metrics, domain := s.metrics(s.newMetrics()), s.domainName()
+	metrics := s.metrics(s.newMetrics())
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A request for a sandbox says so; it may have the same paths.
-		if r.Header.Get("E2b-Sandbox-Id") != "" || sandboxed(r.Host, domain) {
-			next.ServeHTTP(w, r)
-			return
-		}
 		switch r.URL.Path {
 		case "/metrics":
 			metrics(w, r)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/bouvet-run/bouvet/e2b/gateway"
 	"github.com/bouvet-run/bouvet/internal/daemon"
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/internal/store"
@@ -54,6 +55,7 @@ type server struct {
 	dir     string // private to the daemon, within the state directory
 	state   string
 	service *daemon.Service
+	gateway *gateway.Gateway
 	servers []*http.Server
 	serving sync.WaitGroup
 	failed  chan error
@@ -242,6 +244,9 @@ func (s *server) end(ctx context.Context) error {
 		errs = append(errs, srv.Close())
 	}
 	s.serving.Wait()
+	if s.gateway != nil {
+		s.gateway.Close()
+	}
 	s.log.LogAttrs(ctx, slog.LevelInfo, "ended")
 	return errors.Join(errs...)
 }
