@@ -23,6 +23,7 @@ import (
 	"github.com/bouvet-run/bouvet/internal/statedir"
 	"github.com/bouvet-run/bouvet/internal/tsc"
 	"github.com/bouvet-run/bouvet/internal/wait"
+	"github.com/bouvet-run/bouvet/wire"
 )
 
 // guestCID is the machine's context ID.
@@ -101,7 +102,7 @@ func boot(t *testing.T) string {
 		machine, args = "microvm,acpi=off", "noapictimer"
 	}
 	const controlFD = 3
-	start(t, []*os.File{control}, program,
+	console := start(t, []*os.File{control}, program,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-machine", machine+",memory-backend=ram", "-accel", "tcg,tb-size=64", "-cpu", "Nehalem-v1,+rdrand",
@@ -116,6 +117,16 @@ func boot(t *testing.T) string {
 		"-blockdev", "driver=raw,node-name=image,read-only=on,file.driver=file,file.filename="+strings.ReplaceAll(image, ",", ",,"),
 		"-device", "virtio-blk-device,drive=image",
 		"-chardev", fmt.Sprintf("socket,id=vsock,fd=%d", controlFD), "-device", "vhost-user-vsock-device,chardev=vsock")
+	// The back end (0.3.0) can lose for good what comes while the guest's driver readies
+	// the device, and then answers nobody: one machine in ten where the host is busy.
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	err = wait.Until(ctx, func() (bool, error) {
+		return strings.Contains(console.String(), fmt.Sprintf("network=vsock port=%d", wire.PortExec)), nil
+	})
+	if err != nil {
+		t.Fatalf("the agent does not listen: %v", err)
+	}
 	return hybrid
 }
 
@@ -146,8 +157,8 @@ func serve(t *testing.T, program, control, hybrid string) *os.File {
 	return f
 }
 
-// start starts a program that ends with t.
-func start(t *testing.T, files []*os.File, program string, args ...string) {
+// start starts a program that ends with t, and returns the end of what it says.
+func start(t *testing.T, files []*os.File, program string, args ...string) *life.Tail {
 	t.Helper()
 	said := life.NewTail(8 << 10)
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
@@ -164,4 +175,5 @@ func start(t *testing.T, files []*os.File, program string, args ...string) {
 			t.Logf("%s said:\n%s", filepath.Base(program), said)
 		}
 	})
+	return said
 }

@@ -36,8 +36,7 @@ func timed(t *testing.T) context.Context {
 	return ctx
 }
 
-// Both protocols through a real guest's AF_VSOCK, from the first attempt, when
-// nobody listens yet.
+// Both protocols through a real guest's AF_VSOCK.
 func TestGuest(t *testing.T) {
 	testutil.Ledger(t, testutil.Scope{})
 	began := time.Now()
