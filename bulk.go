@@ -1,11 +1,11 @@
 package bouvet
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
 	"github.com/bouvet-run/bouvet/vm"
@@ -53,26 +53,18 @@ func (c *AgentClient) muchToRead(ctx context.Context, path string, offset, lengt
 	return err == nil && info.Size >= bulkSize && int64(info.Size)-offset >= bulkSize //nolint:gosec // Stat has checked it.
 }
 
-// muchToWrite does the same for an upload of r, and returns what r has become.
-func (c *AgentClient) muchToWrite(r io.Reader) (bool, io.Reader) {
+// muchToWrite does the same for an upload of r, as far as r tells. To find out by reading
+// would keep the agent's refusal from the user for as long as r takes its time.
+func (c *AgentClient) muchToWrite(r io.Reader) bool {
 	if _, ok := c.dialer.(vm.BulkDialer); !ok {
-		return false, r
+		return false
 	}
-	head := make([]byte, bulkSize)
-	n, err := io.ReadFull(r, head)
-	if err != nil {
-		return false, io.MultiReader(bytes.NewReader(head[:n]), failedReader{err})
+	switch r := r.(type) {
+	case interface{ Len() int }: // of packages bytes and strings
+		return r.Len() >= bulkSize
+	case *os.File:
+		info, err := r.Stat()
+		return err == nil && info.Mode().IsRegular() && info.Size() >= bulkSize
 	}
-	return true, io.MultiReader(bytes.NewReader(head), r)
-}
-
-// failedReader is what is left of a reader that has failed, or ended.
-type failedReader struct{ err error }
-
-// Read implements io.Reader.
-func (f failedReader) Read([]byte) (int, error) {
-	if f.err == io.ErrUnexpectedEOF { //nolint:errorlint // it is io.ReadFull's own.
-		return 0, io.EOF
-	}
-	return 0, f.err
+	return false
 }

@@ -139,8 +139,7 @@ func (c *AgentClient) DownloadRange(ctx context.Context, path string, w io.Write
 func (c *AgentClient) Upload(ctx context.Context, path string, r io.Reader, opts *FileOptions) (int64, error) {
 	c.log.LogAttrs(ctx, slog.LevelDebug, "uploading file", guestAttr("path", path))
 	p := wire.UploadParams{Path: path, Mode: opts.unixMode(), User: opts.user()}
-	bulk, r := c.muchToWrite(r)
-	s, err := c.openStream(ctx, call{method: wire.MethodUpload, params: p, bulk: bulk}, &wire.Empty{})
+	s, err := c.openStream(ctx, call{method: wire.MethodUpload, params: p, bulk: c.muchToWrite(r)}, &wire.Empty{})
 	if err != nil {
 		return 0, err
 	}

@@ -178,6 +178,18 @@ func TestARealDaemonThatIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("the next daemon was ready after %v", time.Since(began))
+	// What was killed before it had a lock is left alone for a minute.
+	young, err := filepath.Glob(filepath.Join(dir, "machines", ".new-*"))
+	for _, path := range young {
+		long := time.Now().Add(-2 * time.Minute)
+		err = errors.Join(err, os.Chtimes(path, long, long))
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	if _, err := local.Sweep(t.Context(), local.Options{StateDir: dir, Driver: gvisor.Name}, true); err != nil {
+		t.Error(err)
+	}
 	if left, err := local.Sweep(t.Context(), local.Options{StateDir: dir, Driver: gvisor.Name}, false); err != nil || len(left) != 0 {
 		t.Errorf("left of the machines: %+v, %v", left, err)
 	}
